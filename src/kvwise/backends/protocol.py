@@ -1,0 +1,121 @@
+"""The seam between a program and the machine: what a backend promises, and what the engine may assume.
+
+A backend reads the same Program as every other. It keeps the physical layout of weights, K and V to itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from kvwise.program.ir import Program
+from kvwise.spec.dtypes import TensorType
+from kvwise.spec.kv import KVCacheSpec
+from kvwise.spec.shape import StepLimits
+from kvwise.spec.weights import WeightSource
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from kvwise.spec.batch import StepBatch
+
+Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeeds:
+    """Bytes that a backend will hold, exact, known before a weight is read.
+
+    weights: as repacked; kv_pool: blocks · bytes per block; arena: activations and scratch; logits: R_max · vocab · 4;
+    tables: rotary tables and block-table staging.
+    """
+
+    weights_bytes: int
+    kv_pool_bytes: int
+    arena_bytes: int
+    logits_bytes: int
+    tables_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return (
+            self.weights_bytes + self.kv_pool_bytes + self.arena_bytes + self.logits_bytes + self.tables_bytes
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A range of this process's memory that belongs to a ledger row ('weights', 'kv_pool', 'arena', ...)."""
+
+    row: str
+    address: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How to load. `threads` includes the calling one; `progress` is called from it, at least at 0 and at the end."""
+
+    num_blocks: int
+    limits: StepLimits
+    threads: int = 1
+    progress: Progress | None = None
+
+
+class LoadedProgram(Protocol):
+    """A program with its weights and its KV pool, ready to compute steps. Not thread-safe: one step at a time."""
+
+    @property
+    def program(self) -> Program:
+        """The program as lowered: what is really run, and priced."""
+        ...
+
+    def run(self, batch: StepBatch) -> NDArray[np.float32]:
+        """Compute one step; writes K and V of the batch's tokens into their slots.
+
+        Returns logits [R, vocab], valid until the next call. Raises BackendError when the batch exceeds the limits
+        the program was loaded with, or names a token, slot or block that does not exist.
+        """
+        ...
+
+    def buffers(self) -> tuple[Buffer, ...]:
+        """Every large allocation, for the ledger to measure."""
+        ...
+
+    def close(self) -> None:
+        """Give all memory back. Idempotent; nothing else may be called afterwards."""
+        ...
+
+
+class Backend(Protocol):
+    """Stateless: turns programs into loaded programs."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def kv_types(self) -> tuple[str, ...]:
+        """KV types it can store."""
+        ...
+
+    def lower(self, program: Program, types: Mapping[str, TensorType]) -> Program:
+        """The rewrites this backend runs `program` with, given how each weight is stored. Pure."""
+        ...
+
+    def weight_bytes(self, program: Program, types: Mapping[str, TensorType]) -> dict[str, int]:
+        """Bytes of each weight as this backend holds and reads it. Pure."""
+        ...
+
+    def memory_needs(
+        self, program: Program, types: Mapping[str, TensorType], kv: KVCacheSpec, options: LoadOptions
+    ) -> MemoryNeeds:
+        """Exact bytes of everything `load` will allocate; `program` is as lowered. Pure."""
+        ...
+
+    def load(
+        self, program: Program, source: WeightSource, kv: KVCacheSpec, options: LoadOptions
+    ) -> LoadedProgram:
+        """Read, repack and hold the weights; allocate the pool and the arena. `program` is as lowered."""
+        ...

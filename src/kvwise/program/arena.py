@@ -1,0 +1,86 @@
+"""Lays out a program's activations in one buffer by lifetime, before anything runs.
+
+A slot lives from the op that writes it to the last op that reads it. Two slots may share bytes only if their lives
+do not overlap; an output may start on an input's bytes where the op allows it and that input dies there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from kvwise.program.ir import Program, Rows, Slot
+from kvwise.spec.shape import StepLimits
+from kvwise.units import align_up
+
+ALIGNMENT: Final = 64  # one cache line, one AVX-512 vector
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """`offsets` maps each slot to its first byte; the output slot is not in it: logits have their own row."""
+
+    offsets: Mapping[str, int]
+    slot_bytes: Mapping[str, int]
+    total_bytes: int
+    logits_bytes: int
+
+
+@dataclass(slots=True)
+class _Storage:
+    """One run of bytes shared by a chain of in-place slots; alive for ops first..last inclusive."""
+
+    nbytes: int
+    first: int
+    last: int
+    offset: int = -1
+
+
+def plan_arena(program: Program, limits: StepLimits) -> Arena:
+    """Greedy best fit, largest storage first. Deterministic; pure."""
+    sizes = {name: _max_bytes(slot, limits) for name, slot in program.slots.items()}
+    storages = _storages(program, sizes)
+    placed: list[_Storage] = []
+    for storage in sorted({id(s): s for s in storages.values()}.values(), key=lambda s: (-s.nbytes, s.first)):
+        storage.offset = _lowest_gap(storage, placed)
+        placed.append(storage)
+    return Arena(
+        {name: s.offset for name, s in storages.items()},
+        sizes,
+        max((s.offset + s.nbytes for s in placed), default=0),
+        sizes[program.output],
+    )
+
+
+def _max_bytes(slot: Slot, limits: StepLimits) -> int:
+    rows = limits.max_tokens if slot.rows is Rows.TOKENS else limits.max_logits_rows
+    return align_up(rows * slot.row_bytes, ALIGNMENT)
+
+
+def _storages(program: Program, sizes: Mapping[str, int]) -> dict[str, _Storage]:
+    last_read = {read: i for i, op in enumerate(program.ops) for read in op.reads}
+    storages: dict[str, _Storage] = {}
+    for i, op in enumerate(program.ops):
+        if op.out == program.output:
+            continue
+        end = last_read.get(op.out, i)
+        source = getattr(op, op.in_place) if op.in_place else None
+        if source in storages and last_read[source] == i and sizes[source] == sizes[op.out]:
+            storages[op.out] = storages[source]
+            storages[source].last = end
+        else:
+            storages[op.out] = _Storage(sizes[op.out], i, end)
+    return storages
+
+
+def _lowest_gap(storage: _Storage, placed: list[_Storage]) -> int:
+    busy = sorted(
+        (s.offset, s.offset + s.nbytes) for s in placed if s.first <= storage.last and storage.first <= s.last
+    )
+    offset = 0
+    for start, end in busy:
+        if start - offset >= storage.nbytes:
+            break
+        offset = max(offset, end)
+    return offset
