@@ -15,7 +15,12 @@ DEV_READY := .venv/.ready-to-test
 BUILT := build/dev/.built
 NATIVE := src/kvwise/backends/native
 NATIVE_SOURCES := $(wildcard $(NATIVE)/csrc/* $(NATIVE)/csrc/*/*)
-PREREQUISITES := sh tools/prerequisites.sh $(PYTHON)
+PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check
+# Installs the project from its tree without building it: the extension is built beside its package.
+IN_PLACE := --no-build-isolation -C wheel.cmake=false -C editable.mode=inplace -e
+
+# $(call check,PYTHON) finds what building needs, or ends with one line that says what to install.
+check = $(eval FOUND := $(shell sh tools/prerequisites.sh $(1)))$(if $(filter /%,$(FOUND)),,$(error $(FOUND)))
 
 .DEFAULT_GOAL := run
 .PHONY: run test lint build bench clean FORCE
@@ -43,30 +48,28 @@ bench: $(RUN_READY) $(BUILT)
 clean:
 	rm -rf build dist $(NATIVE)/_native*.so
 
-# The one line on failure is make's own: prerequisites.sh prints a path, or what to install.
 .venv/bin/python:
-	$(eval FOUND := $(shell $(PREREQUISITES)))
-	$(if $(filter /%,$(FOUND)),,$(error $(FOUND)))
+	$(call check,$(PYTHON))
 	@echo "kvwise: making .venv with $(FOUND)"
 	@$(FOUND) -m venv .venv
 
-# The build's own tools come first, so that the project is installed without building it a second time elsewhere.
 $(RUN_READY): pyproject.toml | .venv/bin/python
 	@echo "kvwise: installing what it needs"
-	@$(BIN)/python -m pip install -q --disable-pip-version-check scikit-build-core nanobind cmake ninja
-	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation \
-	    -C wheel.cmake=false -C editable.mode=inplace -e .
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip >/dev/null
+	@$(PIP_INSTALL) scikit-build-core nanobind cmake ninja
+	@$(PIP_INSTALL) $(IN_PLACE) .
 	@touch $@
 
 $(DEV_READY): $(RUN_READY)
 	@echo "kvwise: installing what its tests need"
-	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation \
-	    -C wheel.cmake=false -C editable.mode=inplace -e '.[dev]'
+	@$(PIP_INSTALL) $(IN_PLACE) '.[dev]'
 	@touch $@
 
+# A tree that was configured for another environment is configured anew.
 $(BUILT): CMakeLists.txt $(NATIVE_SOURCES) $(RUN_READY) $(if $(wildcard $(NATIVE)/_native*.so),,FORCE)
+	$(call check,$(BIN)/python)
 	@echo "kvwise: building the extension"
-	@test ! -f build/dev/CMakeCache.txt || test build/dev/CMakeCache.txt -nt .venv/pyvenv.cfg || rm -rf build/dev
+	@test build/dev/CMakeCache.txt -nt .venv/pyvenv.cfg || rm -rf build/dev
 	@mkdir -p build/dev
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cmake -S . -B build/dev -G Ninja -DCMAKE_BUILD_TYPE=Release \
 	    -DKVWISE_INPLACE=ON -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" --log-level=WARNING >build/dev/configure.log 2>&1 \
