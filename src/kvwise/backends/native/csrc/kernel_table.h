@@ -1,0 +1,111 @@
+// The kernels of one instruction set as a table of functions: what the executor calls, and all that it knows.
+//
+// Each kernels_<isa>.cpp is one translation unit compiled with that instruction set's flags. It defines
+// KVWISE_ISA (the namespace: scalar, avx2, avx512, neon) and one of KVWISE_ISA_SCALAR, _AVX2, _AVX512, _NEON to 1,
+// then includes kernels.inl, which puts every kernel into namespace kvwise::KVWISE_ISA. Kernel files include no
+// C++ library header: an inline function of one, compiled here with wide instructions, could be linked into the
+// code that must run everywhere.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace kvwise {
+
+constexpr int kBlockTokens = 16;  // tokens of one KV block: one vector of float32 scores
+constexpr int kLanes = 16;        // output rows that are interleaved in every weight layout
+constexpr int kQ8Block = 32;      // elements that share an activation scale
+
+enum class WeightType : int32_t { f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q2_k, q3_k, q4_k, q5_k, q6_k };
+enum class KvType : int32_t { f32, f16, bf16 };
+enum class Activation : int32_t { silu, gelu_tanh, gelu_erf, relu };
+
+// One quantized activation row of `width` elements (a multiple of 32; nb = width / 32 blocks), 40 · nb bytes:
+//   int8  q[width] | float32 scale[nb] | int32 sum[nb]      sum[b] = Σ q of block b
+constexpr size_t q8_row_bytes(size_t width) { return width + 8 * ((width + kQ8Block - 1) / kQ8Block); }
+
+// A repacked matrix [outputs, inputs]; layout.h draws the layouts. `tiles` tiles of 16 output rows, the last one
+// padded with zeros.
+struct WeightMatrix {
+  const uint8_t* bytes = nullptr;
+  size_t tile_bytes = 0;  // one tile of 16 output rows over all inputs
+  int64_t outputs = 0;
+  int64_t inputs = 0;
+  WeightType type = WeightType::f32;
+};
+
+// out[r, o] = x[r] · weight[o] (+ bias[o]); rows of x and out are x_stride and out_stride bytes apart.
+struct MatmulArgs {
+  WeightMatrix weight;
+  const uint8_t* x = nullptr;
+  size_t x_stride = 0;
+  const float* bias = nullptr;  // [outputs], or null
+  float* out = nullptr;
+  size_t out_stride = 0;
+};
+
+// One attention op of one step. T tokens of B requests; see StepBatch for the arrays.
+//
+// The pool of one layer: block b starts at kv + b · block_bytes and holds, for each KV head,
+//   K [head_dim][16 tokens] then V [16 tokens][head_dim]      in the KV type
+struct AttentionArgs {
+  const float* q = nullptr;  // [T, num_q_heads · head_dim]
+  const float* k = nullptr;  // [T, num_kv_heads · head_dim], rotated
+  const float* v = nullptr;  // [T, num_kv_heads · head_dim]
+  float* out = nullptr;      // [T, num_q_heads · head_dim]
+  uint8_t* kv = nullptr;
+  size_t block_bytes = 0;
+  KvType kv_type = KvType::f32;
+  int num_q_heads = 0;
+  int num_kv_heads = 0;
+  int head_dim = 0;
+  float scale = 1.0f;
+  float softcap = 0.0f;  // 0: none
+  int window = 0;        // 0: none
+  const int32_t* positions = nullptr;     // [T]
+  const int32_t* slot_mapping = nullptr;  // [T]
+  const int32_t* query_starts = nullptr;  // [B + 1]
+  const int32_t* context_lens = nullptr;  // [B]
+  const int32_t* block_tables = nullptr;  // [B, max_blocks]
+  int max_blocks = 0;
+  int num_tokens = 0;
+  int num_requests = 0;
+};
+
+struct KernelTable {
+  const char* isa;
+
+  // ---- matmul.inl. Tiles [tile_begin, tile_end) of 16 outputs, rows [row_begin, row_end). scratch: one thread's,
+  // matmul_scratch_bytes(type) bytes, 64-byte aligned.
+  void (*matmul)(const MatmulArgs& args, int64_t tile_begin, int64_t tile_end, int64_t row_begin, int64_t row_end,
+                 uint8_t* scratch);
+  // One row of a repacked matrix as float32: the embedding lookup. out[inputs] = scale · row.
+  void (*embed_row)(const WeightMatrix& table, int64_t row, float scale, float* out);
+
+  // ---- rowops.inl. One row each, except where n is a plain count of elements. In-place calls are allowed.
+  void (*rms_norm)(const float* x, const float* weight, float* out, int64_t width, int64_t group, float eps,
+                   float weight_offset);
+  void (*quantize)(const float* x, uint8_t* q8_row, int64_t width);
+  // cos and sin: this position's rotary_dim / 2 values.
+  void (*rope)(const float* x, const float* cos, const float* sin, float* out, int64_t num_heads, int64_t head_dim,
+               int64_t rotary_dim);
+  void (*add)(const float* x, const float* y, float* out, int64_t n);
+  void (*glu)(const float* gate, const float* up, float* out, int64_t n, Activation activation);
+  void (*softcap)(const float* x, float* out, int64_t n, float cap);
+
+  // ---- attention.inl. First every token's K and V are stored (kv_store, any split of [0, T) over threads), then
+  // work items [0, attention_items) run in any order on any thread, each writing its own part of out. scratch is one
+  // thread's, attention_scratch_bytes, 64-byte aligned: a function of shapes and limits only, never of the batch.
+  void (*kv_store)(const AttentionArgs& args, int64_t token_begin, int64_t token_end);
+  int64_t (*attention_items)(const AttentionArgs& args);
+  void (*attention)(const AttentionArgs& args, int64_t item, uint8_t* scratch);
+  size_t (*attention_scratch_bytes)(int num_q_heads, int num_kv_heads, int head_dim, int64_t max_context);
+};
+
+// Each returns its table; which of them exist is decided by the platform the module is built for.
+const KernelTable& kernels_scalar();
+const KernelTable& kernels_avx2();
+const KernelTable& kernels_avx512();
+const KernelTable& kernels_neon();
+
+}  // namespace kvwise
