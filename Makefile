@@ -20,7 +20,7 @@ PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check
 IN_PLACE := --no-build-isolation -C wheel.cmake=false -C editable.mode=inplace -e
 
 # $(call check,PYTHON) finds what building needs, or ends with one line that says what to install.
-check = $(eval FOUND := $(shell sh tools/prerequisites.sh $(1)))$(if $(filter /%,$(FOUND)),,$(error $(FOUND)))
+check = $(eval FOUND := $(shell sh tools/prerequisites.sh $(1)))$(if $(filter kvwise,$(FOUND)),$(error $(FOUND)))
 
 .DEFAULT_GOAL := run
 .PHONY: run test lint build bench clean FORCE
