@@ -1,0 +1,12 @@
+"""What is on disk: model files found, checked against hostile contents, and read by canonical weight name.
+
+Reads GGUF and safetensors. Knows no program and no backend; imports numpy only where bytes are read.
+"""
+
+from __future__ import annotations
+
+from kvwise.checkpoint.checkpoint import Checkpoint, match_tensors
+from kvwise.checkpoint.opening import open_checkpoint, read_config
+from kvwise.checkpoint.stored import StoredTensor
+
+__all__ = ["Checkpoint", "StoredTensor", "match_tensors", "open_checkpoint", "read_config"]

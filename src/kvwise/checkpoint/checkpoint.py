@@ -1,0 +1,160 @@
+"""A model's weights by canonical name, whatever file they lie in.
+
+Owns the mapping from names to byte ranges and the lifetime of the open files. Knows no arithmetic on weights and
+no program: match_tensors is told what to expect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, Self
+
+from kvwise.checkpoint.names import Format, canonical_name, reason_ignored
+from kvwise.checkpoint.row_order import INTERLEAVED_ARCHITECTURES, interleaved_to_half, rotary_heads
+from kvwise.checkpoint.stored import FileTensor, StoredTensor, shown
+from kvwise.errors import CheckpointError
+from kvwise.spec.model import ModelSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_COMPARED_ROWS: Final = 64  # a head that was trained apart differs from the embedding in every row
+_LISTED_DIFFERENCES: Final = 5
+
+
+class Checkpoint:
+    """An open model, made by open_checkpoint; a context manager.
+
+    format: the container. spec: what the model is. metadata: GGUF metadata or config.json, as read.
+    tensors: by canonical name, in file order. ignored: file name -> why the tensor is rightly not used.
+    unknown: file names that nothing accounts for, which match_tensors refuses.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        file_format: Format,
+        spec: ModelSpec,
+        metadata: Mapping[str, object],
+        stored: Collection[FileTensor],
+        files: ExitStack,
+    ) -> None:
+        self.path, self.format, self.spec = path, file_format, spec
+        self.metadata = MappingProxyType(dict(metadata))
+        self._files = files
+        self._sources: dict[str, FileTensor] = {}
+        self._tied_head: FileTensor | None = None
+        ignored: dict[str, str] = {}
+        unknown: list[str] = []
+        for tensor in stored:
+            name = canonical_name(tensor.name, spec.family, file_format)
+            if reason := reason_ignored(tensor.name, file_format):
+                ignored[tensor.name] = reason
+            elif name == "lm_head.weight" and spec.tied_embeddings:
+                ignored[tensor.name], self._tied_head = "the embedding once more, which is tied to it", tensor
+            elif name is None:
+                unknown.append(tensor.name)
+            elif name in self._sources:
+                raise CheckpointError(
+                    f"{path} holds {name} twice, as {shown(self._sources[name].name)} and {shown(tensor.name)}"
+                )
+            else:
+                self._sources[name] = tensor
+        self.tensors = MappingProxyType({name: _as_stored(name, t) for name, t in self._sources.items()})
+        self.ignored = MappingProxyType(ignored)
+        self.unknown = tuple(unknown)
+        self._interleaved = file_format == "gguf" and metadata.get("general.architecture") in INTERLEAVED_ARCHITECTURES
+
+    def read(self, name: str, *, copy: bool = False) -> NDArray[np.uint8]:
+        """Raw bytes of a tensor, read-only: [rows, row_bytes], a vector being one row. Valid until close.
+
+        A view of the mapping, unless `copy`, or unless rows had to be reordered. A copy is immune to a file that
+        shrinks afterwards. Raises CheckpointError if the file shrank already, or if a head stored beside tied
+        embeddings differs from them.
+        """
+        import numpy as np
+
+        tensor, source = self.tensors[name], self._sources[name]
+        if name == "embed.weight" and self._tied_head is not None:
+            _check_tied(source, self._tied_head)
+        if copy:
+            raw = np.frombuffer(source.file.pread(source.offset, source.nbytes), np.uint8)
+        else:
+            raw = source.file.view(source.offset, source.nbytes)
+        heads = rotary_heads(name, self.spec) if self._interleaved else None
+        if heads is not None:
+            raw = interleaved_to_half(raw, tensor.shape[0], heads)
+        raw.flags.writeable = False
+        return raw.reshape(tensor.num_rows, -1)
+
+    def release(self, name: str) -> None:
+        """Give back the mapped pages of a tensor that was consumed. Idempotent; its views stay valid."""
+        source = self._sources[name]
+        source.file.release(source.offset, source.nbytes)
+
+    def close(self) -> None:
+        """Close the files. Idempotent; a view that is still alive keeps its mapping."""
+        self._files.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def match_tensors(expected: Mapping[str, tuple[int, ...]], checkpoint: Checkpoint) -> None:
+    """Check that the checkpoint holds exactly the tensors of `expected` (canonical name -> shape), and no others.
+
+    Raises one CheckpointError that names the first few differences.
+    """
+    found = checkpoint.tensors
+    differences = [f"{name} is missing" for name in expected if name not in found]
+    differences += [
+        f"{name} has shape {list(found[name].shape)} instead of {list(shape)}"
+        for name, shape in expected.items()
+        if name in found and found[name].shape != shape
+    ]
+    differences += [f"{found[name].file_name} is unexpected" for name in found if name not in expected]
+    differences += [f"{shown(name)} is unexpected" for name in checkpoint.unknown]
+    if not differences:
+        return
+    listed = ", ".join(differences[:_LISTED_DIFFERENCES])
+    rest = len(differences) - _LISTED_DIFFERENCES
+    raise CheckpointError(
+        f"{checkpoint.path} does not hold the tensors of a {checkpoint.spec.family} model of "
+        f"{checkpoint.spec.num_layers} layers: {listed}" + (f", and {rest} more" if rest > 0 else ""),
+        expected=f"{len(expected)} tensors of the shapes that its configuration implies",
+    )
+
+
+def _as_stored(name: str, source: FileTensor) -> StoredTensor:
+    if source.type is None:
+        raise CheckpointError(
+            f"tensor {shown(source.name)} of {source.file.path} is stored as {source.type_name}",
+            expected="F32, F16 or BF16",
+            action="use a checkpoint that is not quantized, or a GGUF file",
+        )
+    return StoredTensor(name, source.name, source.shape, source.type, source.nbytes)
+
+
+def _check_tied(embedding: FileTensor, head: FileTensor) -> None:
+    """Raise CheckpointError if the stored head is not the embedding: rows spread over both are compared."""
+    same = (head.shape, head.type) == (embedding.shape, embedding.type)
+    num_rows = embedding.shape[0]
+    row_bytes = embedding.nbytes // num_rows
+    for row in range(0, num_rows, max(1, num_rows // _COMPARED_ROWS)) if same else ():
+        at = row * row_bytes
+        same = same and (
+            embedding.file.pread(embedding.offset + at, row_bytes) == head.file.pread(head.offset + at, row_bytes)
+        )
+    if not same:
+        raise CheckpointError(
+            f"{head.file.path} stores {head.name} that differs from {embedding.name}, but the configuration ties them",
+            expected="equal tensors",
+            action='set "tie_word_embeddings": false in config.json if the head is its own',
+        )

@@ -1,0 +1,101 @@
+"""From a path to an open checkpoint or a configuration: which container it is, and who describes the model.
+
+Knows which files belong together; leaves their contents to the readers.
+"""
+
+from __future__ import annotations
+
+import struct
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+from kvwise.checkpoint.checkpoint import Checkpoint
+from kvwise.checkpoint.folder import gguf_in_folder, model_file, refuse_pickle
+from kvwise.checkpoint.gguf import GGUF_MAGIC, GgufContents, read_gguf
+from kvwise.checkpoint.mapped_file import MappedFile
+from kvwise.checkpoint.safetensors import read_safetensors, read_safetensors_folder
+from kvwise.checkpoint.strict_json import read_json_object
+from kvwise.errors import CheckpointError
+
+CONFIG_FILE: Final = "config.json"
+_ROPE_FACTORS: Final = "rope_freqs.weight"
+_MAX_ROPE_FACTORS: Final = 2**12  # one per rotary pair of a head; the widest known head has 128
+
+
+def open_checkpoint(path: str | Path) -> Checkpoint:
+    """Open a GGUF file, a safetensors file beside its config.json, or a folder that holds one model.
+
+    Reads headers only. Raises CheckpointError for files that are broken, incomplete, ambiguous or pickles, and
+    SpecError for a configuration that can't be understood.
+    """
+    files = ExitStack()
+    try:
+        return _open(Path(path), files)
+    except BaseException:
+        files.close()
+        raise
+
+
+def read_config(path: str | Path) -> dict[str, object]:
+    """The object in a config.json, given by its own path or its folder's. Needs no weights.
+
+    Raises CheckpointError if there is none or if it is not sound JSON.
+    """
+    path = Path(path)
+    if path.is_dir():
+        found = model_file(path, CONFIG_FILE)
+        if found is None:
+            raise CheckpointError(f"{path} has no {CONFIG_FILE}", expected="it beside the weights")
+        path = found
+    with MappedFile(path) as file:
+        return read_json_object(file)
+
+
+def _open(path: Path, files: ExitStack) -> Checkpoint:
+    from kvwise.spec.hf_config import spec_from_config
+
+    if not path.is_dir():
+        return _open_file(path, files)
+    gguf = gguf_in_folder(path)
+    if gguf is not None:
+        return _open_file(gguf, files)
+    config = read_config(path)
+    stored = read_safetensors_folder(path, files)
+    return Checkpoint(path, "safetensors", spec_from_config(config), config, stored, files)
+
+
+def _open_file(path: Path, files: ExitStack) -> Checkpoint:
+    from kvwise.spec.gguf_config import spec_from_gguf
+    from kvwise.spec.hf_config import spec_from_config
+
+    refuse_pickle(path)
+    file = files.enter_context(MappedFile(path))
+    if path.suffix.lower() == ".gguf" or file.pread(0, min(4, file.size_bytes)) == GGUF_MAGIC:
+        contents = read_gguf(file)
+        spec = spec_from_gguf(
+            contents.metadata,
+            rope_factors=_rope_factors(contents),
+            tensor_names={tensor.name for tensor in contents.tensors},
+        )
+        return Checkpoint(path, "gguf", spec, contents.metadata, contents.tensors, files)
+    if path.suffix.lower() == ".safetensors":
+        config = read_config(path.parent)
+        return Checkpoint(path, "safetensors", spec_from_config(config), config, read_safetensors(file), files)
+    raise CheckpointError(
+        f"{path} is no model file", expected="a .gguf or .safetensors file, or a folder with one model"
+    )
+
+
+def _rope_factors(contents: GgufContents) -> tuple[float, ...] | None:
+    """The divisors of the rotary frequencies, where the file brings them along."""
+    found = [t for t in contents.tensors if t.name == _ROPE_FACTORS]
+    if not found:
+        return None
+    tensor = found[0]
+    if tensor.type_name != "f32" or len(tensor.shape) != 1 or tensor.shape[0] > _MAX_ROPE_FACTORS:
+        raise CheckpointError(
+            f"tensor {_ROPE_FACTORS} of {tensor.file.path} is {tensor.type_name} of shape {list(tensor.shape)}",
+            expected=f"f32 and at most {_MAX_ROPE_FACTORS} elements",
+        )
+    return struct.unpack(f"<{tensor.shape[0]}f", tensor.file.pread(tensor.offset, tensor.nbytes))
