@@ -24,9 +24,10 @@ def make_salt(*keys: str) -> bytes:
     return b"".join(len(part).to_bytes(8, "little") + part for part in parts)
 
 
-def hash_root(block_size: int, salt: bytes = b"") -> bytes:
+def hash_root(block_tokens: int, salt: str = "") -> bytes:
     """The parent of every first block: requests with different salts never share a block."""
-    return blake2b(block_size.to_bytes(8, "little") + salt, digest_size=HASH_BYTES, person=b"kvwise.root").digest()
+    message = block_tokens.to_bytes(8, "little") + salt.encode("utf-8", "surrogatepass")
+    return blake2b(message, digest_size=HASH_BYTES, person=b"kvwise.root").digest()
 
 
 def hash_block(parent_hash: bytes, token_ids: Sequence[int]) -> bytes:

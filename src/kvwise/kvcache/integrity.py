@@ -24,7 +24,7 @@ from collections import Counter
 from kvwise.errors import IntegrityError
 from kvwise.kvcache.block_hash import hash_block
 from kvwise.kvcache.cache import KVCache
-from kvwise.kvcache.sequence import Sequence
+from kvwise.kvcache.request_blocks import RequestBlocks
 from kvwise.units import ceil_div
 
 
@@ -35,8 +35,8 @@ def check_integrity(cache: KVCache) -> None:
     _check_index(cache)
     _check_hash_chain(cache)
     _check_lru_order(cache)
-    for request_id, sequence in cache.sequences.items():
-        _check_sequence(cache, request_id, sequence)
+    for request_id, request in cache.requests.items():
+        _check_request(cache, request_id, request)
     _check_counters(cache)
 
 
@@ -48,7 +48,7 @@ def _require(holds: bool, invariant: str, detail: str) -> None:
 def _check_block_states(cache: KVCache) -> None:
     pool = cache.pool
     free, idle = list(pool.free_blocks()), list(pool.idle_blocks())
-    used = {block for sequence in cache.sequences.values() for block in sequence.blocks}
+    used = {block for request in cache.requests.values() for block in request.blocks}
     _require(len(pool.ref_counts) == pool.num_blocks, "block_states", "one count per block")
     _require(len(set(free)) == len(free), "block_states", f"a block is free twice in {free}")
     for name, one, other in (("free", set(free), set(idle)), ("free", set(free), used), ("idle", set(idle), used)):
@@ -60,9 +60,9 @@ def _check_block_states(cache: KVCache) -> None:
 
 def _check_ref_counts(cache: KVCache) -> None:
     uses: Counter[int] = Counter()
-    for request_id, sequence in cache.sequences.items():
-        _require(len(set(sequence.blocks)) == len(sequence.blocks), "ref_counts", f"{request_id!r} holds a block twice")
-        uses.update(sequence.blocks)
+    for request_id, request in cache.requests.items():
+        _require(len(set(request.blocks)) == len(request.blocks), "ref_counts", f"{request_id!r} holds a block twice")
+        uses.update(request.blocks)
     for block, count in enumerate(cache.pool.ref_counts):
         _require(count == uses[block], "ref_counts", f"block {block} counts {count}, used by {uses[block]} tables")
     for block in cache.pool.idle_blocks():
@@ -77,7 +77,7 @@ def _check_index(cache: KVCache) -> None:
     for block in index.blocks():
         content = index[block]
         _require(by_hash.get(content.hash) == block, "index", f"the hash of block {block} finds another block")
-        _require(len(content.token_ids) == cache.block_size, "index", f"published block {block} is not full")
+        _require(len(content.token_ids) == cache.block_tokens, "index", f"published block {block} is not full")
     _require(len(by_hash) == len(index), "index", f"{len(by_hash)} hashes for {len(index)} blocks")
 
 
@@ -105,33 +105,33 @@ def _check_lru_order(cache: KVCache) -> None:
         passed.add(block)
 
 
-def _check_sequence(cache: KVCache, request_id: str, sequence: Sequence) -> None:
-    size, index, computed = cache.block_size, cache.index, sequence.num_computed_tokens
-    reservation = sequence.reservation
+def _check_request(cache: KVCache, request_id: str, request: RequestBlocks) -> None:
+    size, index, computed = cache.block_tokens, cache.index, request.num_computed_tokens
+    reservation = request.reservation
     if reservation is not None:
         span = (reservation.start, reservation.stop, reservation.request_id)
         expected = (computed, computed + len(reservation.token_ids), request_id)
         _require(span == expected, "reservations", f"{request_id!r} reserves {span}, not {expected}")
     num_slots_needed = reservation.stop if reservation else computed
     _require(
-        len(sequence.blocks) == ceil_div(num_slots_needed, size),
+        len(request.blocks) == ceil_div(num_slots_needed, size),
         "block_tables",
-        f"{request_id!r} has {len(sequence.blocks)} blocks for {num_slots_needed} tokens",
+        f"{request_id!r} has {len(request.blocks)} blocks for {num_slots_needed} tokens",
     )
     num_full = computed // size
-    parent_hash = sequence.root_hash
-    for depth, block in enumerate(sequence.blocks[:num_full]):
+    parent_hash = request.root_hash
+    for depth, block in enumerate(request.blocks[:num_full]):
         _require(block in index, "shared_blocks", f"full block {block} of {request_id!r} is not published")
         content = index[block]
         follows = content.parent_hash == parent_hash and content.depth == depth
         _require(follows, "shared_blocks", f"block {block} of {request_id!r} does not follow the one before")
         parent_hash = content.hash
-    _require(sequence.chain_hash == parent_hash, "shared_blocks", f"{request_id!r} would chain to another block")
-    for block in sequence.blocks[num_full:]:
+    _require(request.chain_hash == parent_hash, "shared_blocks", f"{request_id!r} would chain to another block")
+    for block in request.blocks[num_full:]:
         private = cache.pool.ref_counts[block] == 1 and block not in index
         _require(private, "shared_blocks", f"{request_id!r} may write into block {block}, which is shared")
-    _require(len(sequence.tail) == computed % size, "tail", f"{request_id!r} has a tail of {len(sequence.tail)} tokens")
-    _require(sequence.num_cached_tokens >= 0, "counters", f"{request_id!r} has a negative number of cached tokens")
+    _require(len(request.tail) == computed % size, "tail", f"{request_id!r} has a tail of {len(request.tail)} tokens")
+    _require(request.num_cached_tokens >= 0, "counters", f"{request_id!r} has a negative number of cached tokens")
 
 
 def _check_counters(cache: KVCache) -> None:

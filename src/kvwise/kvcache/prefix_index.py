@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class PublishedBlock(NamedTuple):
-    """`depth` is the block's place in its sequence: it holds positions depth·block_size onward."""
+    """`depth` is the block's place in its sequence: it holds positions depth·block_tokens onward."""
 
     hash: bytes
     parent_hash: bytes

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvwise.kvcache.block_pool import BlockPool
-from kvwise.kvcache.sequence import Sequence
+from kvwise.kvcache.request_blocks import RequestBlocks
 
 
 @dataclass(slots=True)
@@ -49,12 +49,14 @@ class CacheStats:
         return self.hit_tokens / self.queried_tokens if self.queried_tokens else 0.0
 
     @classmethod
-    def of(cls, pool: BlockPool, block_size: int, sequences: Iterable[Sequence], counters: CacheCounters) -> CacheStats:
+    def of(
+        cls, pool: BlockPool, block_tokens: int, requests: Iterable[RequestBlocks], counters: CacheCounters
+    ) -> CacheStats:
         empty_slots = 0
-        for sequence in sequences:
+        for request in requests:
             # Only private blocks can have empty slots, and each of them is in this table alone.
-            empty_slots += len(sequence.blocks) * block_size - sequence.num_computed_tokens
-        used_slots = pool.num_used_blocks * block_size
+            empty_slots += len(request.blocks) * block_tokens - request.num_computed_tokens
+        used_slots = pool.num_used_blocks * block_tokens
         return cls(
             num_blocks=pool.num_blocks,
             used_blocks=pool.num_used_blocks,

@@ -1,7 +1,7 @@
 """One request's place in the cache, and the two values that the protocol hands out. Knows no pool and no index.
 
     block table   [ b0 ][ b1 ][ b2 ][ b3 ]
-                  └─published──┘└private─┘      published = num_computed_tokens // block_size
+                  └─published──┘└private─┘      published = num_computed_tokens // block_tokens
     positions     0 ... computed ... reserved
                               ▲ num_computed_tokens   ▲ reservation.stop
 
@@ -37,7 +37,7 @@ class Reservation(NamedTuple):
     num_new_blocks: int
 
 
-class Sequence:
+class RequestBlocks:
     """Mutable bookkeeping of one request, owned by the cache alone."""
 
     __slots__ = ("blocks", "chain_hash", "num_cached_tokens", "num_computed_tokens", "reservation", "root_hash", "tail")
@@ -47,7 +47,7 @@ class Sequence:
         self.root_hash = prefix.root_hash
         # Hash of the last published block, or the root: the parent of the next one.
         self.chain_hash = prefix.hashes[-1] if prefix.hashes else prefix.root_hash
-        # Token ids computed into the private blocks; fewer than block_size between commits.
+        # Token ids computed into the private blocks; fewer than block_tokens between commits.
         self.tail: list[int] = []
         self.num_computed_tokens = self.num_cached_tokens = prefix.num_cached_tokens
         self.reservation: Reservation | None = None
