@@ -1,16 +1,14 @@
 // The kernels of one instruction set as a table of functions: what the executor calls, and all that it knows.
 //
-// Each kernels_<isa>.cpp is one translation unit compiled with that instruction set's flags. It defines
-// KVWISE_ISA (the namespace: scalar, avx2, avx512, neon) and one of KVWISE_ISA_SCALAR, _AVX2, _AVX512, _NEON to 1,
-// then includes kernels.inl, which puts every kernel into namespace kvwise::KVWISE_ISA. Kernel files include no
-// C++ library header: an inline function of one, compiled here with wide instructions, could be linked into the
-// code that must run everywhere.
+// Each kernels_<isa>.cpp is one translation unit compiled with that instruction set's flags. It defines one of
+// KVW_ISA_SCALAR, KVW_ISA_AVX2, KVW_ISA_AVX512, KVW_ISA_NEON, then includes kernels.inl, which puts every kernel into
+// namespace kvw::KVW_ISA (vec.h) and defines the table's function below.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-namespace kvwise {
+namespace kvw {
 
 constexpr int kBlockTokens = 16;  // tokens of one KV block: one vector of float32 scores
 constexpr int kLanes = 16;        // output rows that are interleaved in every weight layout
@@ -108,4 +106,4 @@ const KernelTable& kernels_avx2();
 const KernelTable& kernels_avx512();
 const KernelTable& kernels_neon();
 
-}  // namespace kvwise
+}  // namespace kvw

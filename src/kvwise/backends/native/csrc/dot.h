@@ -1,0 +1,164 @@
+// Exact integer dot products of 4 weights and 4 activations in each of 16 lanes: the inner step of every quantized
+// matmul. All instruction sets give the same integers.
+//
+//   Bytes64       64 weight bytes, 4 per lane: 8-bit weights stored as w + 128, or nibbles 0..15
+//   Quad          4 activations, int8 in [-127, 127], the same in every lane
+//   dot_bytes(acc, w, x)    acc[lane] += Σ (w - 128 + kByteBias) · x; the caller starts acc at
+//                           -kByteBias · Σ x, so that Σ (w - 128) · x is left
+//   dot_nibbles(acc, w, x)  acc[lane] += Σ w · x
+#pragma once
+
+#include "vec.h"
+
+namespace kvw::KVW_ISA {
+
+#if defined(KVW_ISA_AVX512)
+
+// vpdpbusd takes unsigned bytes times signed ones, so the bias of 128 stays in and is taken off once per block.
+constexpr int32_t kByteBias = 128;
+
+struct Bytes64 {
+  __m512i v;
+};
+struct Quad {
+  __m512i v;
+};
+
+KVW_INLINE Bytes64 load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+KVW_INLINE Bytes64 low_nibbles(Bytes64 w) { return {_mm512_and_si512(w.v, _mm512_set1_epi8(15))}; }
+KVW_INLINE Bytes64 high_nibbles(Bytes64 w) {
+  return {_mm512_and_si512(_mm512_srli_epi16(w.v, 4), _mm512_set1_epi8(15))};
+}
+KVW_INLINE Quad load_quad(const int8_t* p) {
+  int32_t bits;
+  std::memcpy(&bits, p, sizeof bits);
+  return {_mm512_set1_epi32(bits)};
+}
+// Assembly, because GCC 12 copies and spills the accumulators of the intrinsic when many are live.
+KVW_INLINE void dot_bytes(I32x16& acc, Bytes64 w, Quad x) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(acc.v) : "v"(w.v), "v"(x.v));
+}
+KVW_INLINE void dot_nibbles(I32x16& acc, Bytes64 w, Quad x) { dot_bytes(acc, w, x); }
+
+#elif defined(KVW_ISA_AVX2)
+
+// vpmaddubsw adds two products in 16 bits. |w| · x with |w| <= 128 and |x| <= 127 is at most 2 · 128 · 127 = 32,512,
+// and nibbles less: it never saturates. So the sign of w moves to x, and there is no bias.
+constexpr int32_t kByteBias = 0;
+
+struct Bytes64 {
+  __m256i lo, hi;
+};
+struct Quad {
+  __m256i v;
+};
+
+KVW_INLINE Bytes64 load_bytes(const uint8_t* p) {
+  return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
+          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32))};
+}
+KVW_INLINE Bytes64 low_nibbles(Bytes64 w) {
+  const __m256i mask = _mm256_set1_epi8(15);
+  return {_mm256_and_si256(w.lo, mask), _mm256_and_si256(w.hi, mask)};
+}
+KVW_INLINE Bytes64 high_nibbles(Bytes64 w) {
+  const __m256i mask = _mm256_set1_epi8(15);
+  return {_mm256_and_si256(_mm256_srli_epi16(w.lo, 4), mask), _mm256_and_si256(_mm256_srli_epi16(w.hi, 4), mask)};
+}
+KVW_INLINE Quad load_quad(const int8_t* p) {
+  int32_t bits;
+  std::memcpy(&bits, p, sizeof bits);
+  return {_mm256_set1_epi32(bits)};
+}
+KVW_INLINE __m256i dot_unsigned(__m256i acc, __m256i w, __m256i x) {
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
+}
+KVW_INLINE __m256i dot_signed(__m256i acc, __m256i stored, __m256i x) {
+  const __m256i w = _mm256_xor_si256(stored, _mm256_set1_epi8(-128));
+  return dot_unsigned(acc, _mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
+}
+KVW_INLINE void dot_bytes(I32x16& acc, Bytes64 w, Quad x) {
+  acc.lo = dot_signed(acc.lo, w.lo, x.v);
+  acc.hi = dot_signed(acc.hi, w.hi, x.v);
+}
+KVW_INLINE void dot_nibbles(I32x16& acc, Bytes64 w, Quad x) {
+  acc.lo = dot_unsigned(acc.lo, w.lo, x.v);
+  acc.hi = dot_unsigned(acc.hi, w.hi, x.v);
+}
+
+#elif defined(KVW_ISA_NEON)
+
+constexpr int32_t kByteBias = 0;  // sdot takes signed bytes on both sides
+
+struct Bytes64 {
+  uint8x16_t q[4];
+};
+struct Quad {
+  int8x16_t v;
+};
+
+KVW_INLINE Bytes64 load_bytes(const uint8_t* p) {
+  return {{vld1q_u8(p), vld1q_u8(p + 16), vld1q_u8(p + 32), vld1q_u8(p + 48)}};
+}
+KVW_INLINE Bytes64 low_nibbles(Bytes64 w) {
+  for (int i = 0; i < 4; ++i) w.q[i] = vandq_u8(w.q[i], vdupq_n_u8(15));
+  return w;
+}
+KVW_INLINE Bytes64 high_nibbles(Bytes64 w) {
+  for (int i = 0; i < 4; ++i) w.q[i] = vshrq_n_u8(w.q[i], 4);
+  return w;
+}
+KVW_INLINE Quad load_quad(const int8_t* p) {
+  int32_t bits;
+  std::memcpy(&bits, p, sizeof bits);
+  return {vreinterpretq_s8_s32(vdupq_n_s32(bits))};
+}
+KVW_INLINE void dot_bytes(I32x16& acc, Bytes64 w, Quad x) {
+  for (int i = 0; i < 4; ++i) {
+    acc.q[i] = vdotq_s32(acc.q[i], vreinterpretq_s8_u8(veorq_u8(w.q[i], vdupq_n_u8(128))), x.v);
+  }
+}
+KVW_INLINE void dot_nibbles(I32x16& acc, Bytes64 w, Quad x) {
+  for (int i = 0; i < 4; ++i) acc.q[i] = vdotq_s32(acc.q[i], vreinterpretq_s8_u8(w.q[i]), x.v);
+}
+
+#else
+
+constexpr int32_t kByteBias = 0;
+
+struct Bytes64 {
+  uint8_t byte[64];
+};
+struct Quad {
+  int8_t byte[4];
+};
+
+KVW_INLINE Bytes64 load_bytes(const uint8_t* p) {
+  Bytes64 w;
+  std::memcpy(w.byte, p, sizeof w.byte);
+  return w;
+}
+KVW_INLINE Bytes64 low_nibbles(Bytes64 w) {
+  for (int i = 0; i < 64; ++i) w.byte[i] = static_cast<uint8_t>(w.byte[i] & 15);
+  return w;
+}
+KVW_INLINE Bytes64 high_nibbles(Bytes64 w) {
+  for (int i = 0; i < 64; ++i) w.byte[i] = static_cast<uint8_t>(w.byte[i] >> 4);
+  return w;
+}
+KVW_INLINE Quad load_quad(const int8_t* p) {
+  Quad x;
+  std::memcpy(x.byte, p, sizeof x.byte);
+  return x;
+}
+KVW_INLINE void dot_biased(I32x16& acc, const Bytes64& w, Quad x, int32_t bias) {
+  for (int lane = 0; lane < 16; ++lane) {
+    for (int i = 0; i < 4; ++i) acc.lane[lane] += (int32_t{w.byte[4 * lane + i]} - bias) * x.byte[i];
+  }
+}
+KVW_INLINE void dot_bytes(I32x16& acc, Bytes64 w, Quad x) { dot_biased(acc, w, x, 128); }
+KVW_INLINE void dot_nibbles(I32x16& acc, Bytes64 w, Quad x) { dot_biased(acc, w, x, 0); }
+
+#endif
+
+}  // namespace kvw::KVW_ISA

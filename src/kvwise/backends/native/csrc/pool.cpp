@@ -1,0 +1,118 @@
+#include "pool.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <chrono>
+
+namespace kvw {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// A decode step opens a new job every few microseconds; between steps Python takes longer than this.
+constexpr auto kSpin = std::chrono::microseconds(60);
+constexpr int kPausesPerLook = 32;
+constexpr uint64_t kClosed = 0xffffffffu;  // no job has so many items
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+uint32_t epoch_of(uint64_t ticket) { return static_cast<uint32_t>(ticket >> 32); }
+int64_t item_of(uint64_t ticket) { return static_cast<int64_t>(ticket & 0xffffffffu); }
+
+}  // namespace
+
+ThreadPool::ThreadPool(int threads) : owner_pid_(static_cast<int>(getpid())) {
+  for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
+}
+
+ThreadPool::~ThreadPool() {
+  if (static_cast<int>(getpid()) != owner_pid_) {  // a forked child: there is nothing to join
+    for (auto& worker : workers_) worker.detach();
+    return;
+  }
+  {
+    std::lock_guard lock(mutex_);
+    stop_.store(true);
+  }
+  wake_.notify_all();
+  for (auto& worker : workers_) worker.join();
+}
+
+void ThreadPool::run_job(int64_t count, Function function, void* context) {
+  if (count <= 0) return;
+  if (workers_.empty() || count == 1) {
+    for (int64_t item = 0; item < count; ++item) function(context, item, 0);
+    return;
+  }
+  // Close the last job before its description changes: its exhausted ticket must not look claimable under a new count.
+  const uint32_t epoch = epoch_of(ticket_.load(std::memory_order_relaxed)) + 1;
+  ticket_.store((uint64_t{epoch - 1} << 32) | kClosed, std::memory_order_seq_cst);
+  done_.store(0, std::memory_order_relaxed);
+  count_.store(count, std::memory_order_relaxed);
+  function_.store(function, std::memory_order_relaxed);
+  context_.store(context, std::memory_order_relaxed);
+  ticket_.store(uint64_t{epoch} << 32, std::memory_order_seq_cst);
+  if (sleepers_.load(std::memory_order_seq_cst) > 0) {
+    { std::lock_guard lock(mutex_); }  // a worker between its last look and its sleep has the lock
+    wake_.notify_all();
+  }
+  claim_items(epoch, 0);
+  for (int looks = 0; done_.load(std::memory_order_acquire) < count; ++looks) {
+    if (looks < 2000) {
+      pause();
+    } else {
+      sched_yield();  // a worker with an item may need this core
+    }
+  }
+}
+
+void ThreadPool::claim_items(uint32_t epoch, int thread) {
+  const int64_t count = count_.load(std::memory_order_relaxed);
+  const Function function = function_.load(std::memory_order_relaxed);
+  void* const context = context_.load(std::memory_order_relaxed);
+  uint64_t ticket = ticket_.load(std::memory_order_acquire);
+  while (epoch_of(ticket) == epoch && item_of(ticket) < count) {
+    // Success means that this job still had an unclaimed item, so what was read above belongs to it.
+    if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel, std::memory_order_acquire)) {
+      continue;
+    }
+    function(context, item_of(ticket), thread);
+    done_.fetch_add(1, std::memory_order_release);
+    ticket = ticket_.load(std::memory_order_acquire);
+  }
+}
+
+bool ThreadPool::wait_for_job(uint32_t seen) {
+  const auto spin_until = Clock::now() + kSpin;
+  auto is_new = [&] { return epoch_of(ticket_.load(std::memory_order_seq_cst)) != seen; };
+  do {
+    for (int i = 0; i < kPausesPerLook; ++i) {
+      if (epoch_of(ticket_.load(std::memory_order_acquire)) != seen) return true;
+      pause();
+    }
+    if (stop_.load(std::memory_order_relaxed)) return false;
+  } while (Clock::now() < spin_until);
+  std::unique_lock lock(mutex_);
+  sleepers_.fetch_add(1, std::memory_order_seq_cst);
+  wake_.wait(lock, [&] { return is_new() || stop_.load(); });
+  sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+  return !stop_.load();
+}
+
+void ThreadPool::work(int thread) {
+  uint32_t seen = 0;
+  while (wait_for_job(seen)) {
+    const uint32_t epoch = epoch_of(ticket_.load(std::memory_order_acquire));
+    seen = epoch;
+    claim_items(epoch, thread);
+  }
+}
+
+}  // namespace kvw
