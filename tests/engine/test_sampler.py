@@ -37,7 +37,9 @@ def test_only_ids_that_survive_every_filter_are_drawn(
     logits: np.ndarray, top_k: int, top_p: float, min_p: float, seed: int
 ) -> None:
     params = SamplingParams(temperature=0.8, top_k=top_k, top_p=top_p, min_p=min_p)
-    allowed = allowed_ids(logits, SamplingParams(temperature=0.8, top_k=top_k, top_p=min(1.0, top_p + 1e-9), min_p=min_p))
+    allowed = allowed_ids(
+        logits, SamplingParams(temperature=0.8, top_k=top_k, top_p=min(1.0, top_p + 1e-9), min_p=min_p)
+    )
     assert all(sample(logits, params, seed, i) in allowed for i in range(5))
 
 

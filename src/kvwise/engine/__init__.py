@@ -1,0 +1,1 @@
+"""The loop that serves requests: engine, executors, sampler, stop conditions, and the Python API over them."""

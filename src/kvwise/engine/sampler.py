@@ -49,9 +49,7 @@ def uniform(seed: int, index: int) -> float:
     return float(struct.unpack("<Q", digest)[0] >> 11) * 2.0**-53
 
 
-def _candidates(
-    logits: NDArray[np.float32], params: SamplingParams
-) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+def _candidates(logits: NDArray[np.float32], params: SamplingParams) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
     """Ids that survive the filters, most probable first, and their unnormalised probabilities."""
     ids = np.arange(logits.size)
     if 0 < params.top_k < logits.size:

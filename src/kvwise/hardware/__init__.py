@@ -1,0 +1,1 @@
+"""Device profiles: what a machine can do, as measured figures with their source. Data, no measuring."""

@@ -1,0 +1,70 @@
+"""Seconds of a step before it runs: each op is bound by the bytes it moves or by its arithmetic, plus fixed costs.
+
+    matmul      max(weight bytes / bandwidth(working set), FLOPs / arithmetic[weight type]) + op_seconds
+    attention   max(KV bytes / attention bandwidth, FLOPs / attention arithmetic) + op_seconds
+    the rest    activation bytes / elementwise bandwidth + op_seconds
+
+The working set of a step is all it reads: weights and KV. Roofline: Williams et al., CACM 52(4), 2009.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kvwise.hardware.profile import DeviceProfile
+from kvwise.program.cost import OpCost, cost_of
+from kvwise.program.ir import Attention, MatMul, Op, Program
+from kvwise.spec.dtypes import TensorType
+from kvwise.spec.kv import KVCacheSpec
+from kvwise.spec.shape import StepShape
+
+
+@dataclass(frozen=True, slots=True)
+class OpPrice:
+    """`bound` says which limit holds: 'memory' or 'arithmetic'."""
+
+    op: Op
+    cost: OpCost
+    seconds: float
+    bound: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepPrice:
+    ops: tuple[OpPrice, ...]
+    predicted_seconds: float
+    cost: OpCost
+
+
+@dataclass(frozen=True, slots=True)
+class Pricer:
+    """Prices steps of one lowered program. `weight_bytes` and `types` are as the backend holds and reads them."""
+
+    program: Program
+    kv: KVCacheSpec
+    weight_bytes: Mapping[str, int]
+    types: Mapping[str, TensorType]
+    profile: DeviceProfile
+
+    def price(self, shape: StepShape) -> StepPrice:
+        """Pure. Raises NotMeasured when the profile lacks a figure that this program needs."""
+        cost = cost_of(self.program, shape, self.kv, self.weight_bytes.__getitem__)
+        working_set = cost.total.weight_bytes + cost.total.kv_read_bytes
+        ops = tuple(self._price_op(op, op_cost, working_set) for op, op_cost in cost.ops)
+        seconds = self.profile.step_seconds + sum(p.seconds for p in ops)
+        return StepPrice(ops, seconds, cost.total)
+
+    def _price_op(self, op: Op, cost: OpCost, working_set: int) -> OpPrice:
+        profile = self.profile
+        arithmetic_s = 0.0
+        if isinstance(op, MatMul):
+            memory_s = cost.weight_bytes / profile.bandwidth(working_set)
+            arithmetic_s = cost.flops / profile.matmul_flops(self.types[op.weight].name)
+        elif isinstance(op, Attention):
+            memory_s = (cost.kv_read_bytes + cost.kv_write_bytes) / profile.attention_bandwidth
+            arithmetic_s = cost.flops / profile.attention_flops
+        else:
+            memory_s = (cost.activation_bytes + cost.weight_bytes) / profile.elementwise_bandwidth
+        bound = "arithmetic" if arithmetic_s > memory_s else "memory"
+        return OpPrice(op, cost, max(memory_s, arithmetic_s) + profile.op_seconds, bound)

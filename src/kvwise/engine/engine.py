@@ -1,0 +1,256 @@
+"""The loop: plan, reserve, execute, then commit or abandon. The only place where a step happens.
+
+One step, as the pieces below carry it out:
+  1. the policy plans the step's tokens and names whom to preempt; those give up their blocks and wait again;
+  2. new requests are admitted with the cached prefix that the plan found;
+  3. slots are reserved for every scheduled token, then the executor computes the batch;
+  4. each reservation is committed, a token is drawn for each request whose known tokens are all computed, and
+     requests that are finished give up their blocks. If the executor fails, every reservation is abandoned.
+A token that was just drawn has no K and V yet: the next step computes it. So a stop token never enters the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from kvwise.engine.batch import Chunk, build_batch
+from kvwise.engine.executor import Executor
+from kvwise.engine.report import StepPart, StepReport
+from kvwise.engine.sampler import sample
+from kvwise.engine.state import MakeDecoder, RequestOutput, RequestState
+from kvwise.errors import DoesNotFit, UsageError
+from kvwise.kvcache import KVCache, Reservation, check_integrity
+from kvwise.scheduler.fcfs import plan_step
+from kvwise.scheduler.step_plan import ScheduledRequest, StepPlan
+from kvwise.scheduler.step_plan import StepLimits as PolicyLimits
+from kvwise.spec.kv import KVCacheSpec
+from kvwise.spec.request import Request
+from kvwise.spec.shape import StepLimits, StepShape
+from kvwise.units import format_bytes
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class Engine:
+    """Serves requests over one executor and one KV pool. Not thread-safe."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        kv: KVCacheSpec,
+        num_blocks: int,
+        limits: StepLimits,
+        *,
+        vocab: int,
+        stop_ids: frozenset[int] = frozenset(),
+        make_decoder: MakeDecoder | None = None,
+        prefix_cache: bool = True,
+        check_every_step: bool = False,
+    ) -> None:
+        """`stop_ids` is the model's own set. `check_every_step` proves the cache's invariants after each step."""
+        self.cache = KVCache(num_blocks, kv.block_tokens)
+        self.limits = limits
+        self.outputs: dict[str, RequestOutput] = {}
+        self._executor, self._kv, self._vocab = executor, kv, vocab
+        self._stop_ids, self._make_decoder = stop_ids, make_decoder
+        self._prefix_cache, self._check_every_step = prefix_cache, check_every_step
+        self._policy_limits = PolicyLimits(limits.max_requests, limits.max_tokens, limits.max_logits_rows)
+        self._waiting: list[RequestState] = []
+        self._running: dict[str, RequestState] = {}
+        self._num_added = 0
+        self._num_steps = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting or self._running)
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request. Raises UsageError for one that is malformed, DoesNotFit for one that never can fit."""
+        self.check_request(request)
+        state = RequestState(
+            request if self._prefix_cache else _unshared(request),
+            self._num_added,
+            self._executor.now_s(),
+            self._make_decoder(request.prompt_ids) if self._make_decoder is not None else None,
+        )
+        self._num_added += 1
+        self._waiting.append(state)
+
+    def check_request(self, request: Request) -> None:
+        """Raise what `add_request` would. Changes nothing."""
+        if any(state.request_id == request.request_id for state in (*self._waiting, *self._running.values())):
+            raise UsageError(f"request id {request.request_id!r} is in use", action="choose another")
+        if not request.prompt_ids:
+            raise UsageError("the prompt has no tokens", expected="at least 1")
+        wrong = next((i for i in request.prompt_ids if not 0 <= i < self._vocab), None)
+        if wrong is not None:
+            raise UsageError(f"token id {wrong} in the prompt", expected=f"0 to {self._vocab - 1}")
+        if request.sampling.stop and self._make_decoder is None:
+            raise UsageError("stop strings need a tokenizer", action="give stop_ids instead")
+        self._check_fits(request)
+
+    def abort(self, request_id: str) -> RequestOutput:
+        """End a request now and give up its blocks. Raises UsageError for one that is not here."""
+        state = self._running.pop(request_id, None)
+        if state is not None:
+            self.cache.release(request_id)
+        else:
+            state = next((s for s in self._waiting if s.request_id == request_id), None)
+            if state is None:
+                raise UsageError(f"request {request_id!r} is not running")
+            self._waiting.remove(state)
+        state.finish_reason = "abort"
+        return self._finish(state)
+
+    def run(self) -> Iterator[StepReport]:
+        """Step until nothing is left to do."""
+        while self.has_work:
+            yield self.step()
+
+    def step(self) -> StepReport:
+        """Compute one step. Raises UsageError when there is nothing to do, BackendError when computing failed."""
+        if not self.has_work:
+            raise UsageError("the engine has no request to serve", action="add one first")
+        plan = plan_step(self._running.values(), self._waiting, self.cache, self._policy_limits)
+        self._preempt(plan)
+        self._admit(plan)
+        reservations = self._reserve(plan)
+        chunks = [
+            Chunk(r.request_id, r.start, r.token_ids, s.num_logits_rows)
+            for r, s in zip(reservations, plan.scheduled, strict=True)
+        ]
+        start_s = self._executor.now_s()
+        try:
+            logits = self._executor.execute(build_batch(chunks, self.cache))
+        except BaseException:
+            for reservation in reservations:
+                self.cache.abandon(reservation)
+            raise
+        now_s = self._executor.now_s()
+        parts = self._commit(plan, reservations, logits, now_s)
+        if self._check_every_step:
+            check_integrity(self.cache)
+        self._num_steps += 1
+        shape = StepShape(
+            tuple(len(r.token_ids) for r in reservations), tuple(r.stop for r in reservations), len(logits)
+        )
+        return StepReport(self._num_steps - 1, shape, parts, plan.preempted, now_s - start_s)
+
+    # The pieces of a step
+
+    def _preempt(self, plan: StepPlan) -> None:
+        for request_id in plan.preempted:
+            state = self._running.pop(request_id)
+            self.cache.release(request_id)
+            state.num_computed_tokens = 0
+            self._waiting.append(state)
+        if plan.preempted:
+            self._waiting.sort(key=lambda state: state.arrival_order)
+
+    def _admit(self, plan: StepPlan) -> None:
+        waiting = {state.request_id: state for state in self._waiting}
+        for entry in plan.scheduled:
+            if entry.prefix is None:
+                continue
+            state = waiting.pop(entry.request_id)
+            self.cache.admit(entry.request_id, entry.prefix)
+            state.num_computed_tokens = entry.prefix.num_cached_tokens
+            if not state.num_output_tokens:
+                state.num_cached_tokens = entry.prefix.num_cached_tokens
+            self._running[entry.request_id] = state
+        self._waiting = list(waiting.values())
+
+    def _reserve(self, plan: StepPlan) -> list[Reservation]:
+        reservations: list[Reservation] = []
+        try:
+            for entry in plan.scheduled:
+                state = self._running[entry.request_id]
+                start = state.num_computed_tokens
+                token_ids = state.token_ids[start : start + entry.num_scheduled_tokens]
+                reservations.append(self.cache.reserve(entry.request_id, token_ids))
+        except BaseException:
+            for reservation in reservations:
+                self.cache.abandon(reservation)
+            raise
+        return reservations
+
+    def _commit(
+        self, plan: StepPlan, reservations: list[Reservation], logits: NDArray[np.float32], now_s: float
+    ) -> tuple[StepPart, ...]:
+        parts: list[StepPart] = []
+        row = 0
+        for entry, reservation in zip(plan.scheduled, reservations, strict=True):
+            state = self._running[entry.request_id]
+            self.cache.commit(reservation)
+            state.num_computed_tokens = reservation.stop
+            rows = logits[row : row + entry.num_logits_rows]
+            row += entry.num_logits_rows
+            parts.append(self._advance(state, entry, reservation, rows, now_s))
+            if state.finish_reason is not None:
+                del self._running[state.request_id]
+                self.cache.release(state.request_id)
+                self._finish(state)
+        return tuple(parts)
+
+    def _advance(
+        self,
+        state: RequestState,
+        entry: ScheduledRequest,
+        reservation: Reservation,
+        rows: NDArray[np.float32],
+        now_s: float,
+    ) -> StepPart:
+        """Collect prompt logits; draw a token if everything known is computed now."""
+        if state.wants_prompt_logits and reservation.start < state.num_prompt_tokens:
+            state.prompt_logits.extend(rows[: state.num_prompt_tokens - reservation.start].copy())
+        token_id, text = None, ""
+        if state.num_computed_tokens == len(state.token_ids):
+            token_id = sample(
+                rows[-1],
+                state.request.sampling,
+                state.seed,
+                state.num_output_tokens,
+                state.banned_ids(self._stop_ids),
+            )
+            text = state.append(token_id, now_s, self._stop_ids)
+        return StepPart(
+            request_id=state.request_id,
+            is_prefill=entry.kind == "prefill",
+            first_position=reservation.start,
+            num_tokens=len(reservation.token_ids),
+            token_id=token_id,
+            cached_tokens=reservation.stop,
+            text=text,
+            finish_reason=state.finish_reason,
+        )
+
+    def _finish(self, state: RequestState) -> RequestOutput:
+        output = self.outputs[state.request_id] = RequestOutput.of(state)
+        return output
+
+    def _check_fits(self, request: Request) -> None:
+        """The last output token never enters the cache, so N_in + N_out - 1 tokens are held at most."""
+        prompt, output = len(request.prompt_ids), request.sampling.max_tokens
+        held = prompt + output - 1
+        capacity = min(self.limits.max_context, self.cache.num_blocks * self._kv.block_tokens)
+        if held <= capacity:
+            return
+        shorter = capacity - prompt + 1
+        fixes = [f"max_tokens of at most {shorter}"] if shorter >= 1 else []
+        fixes += [f"a prompt of at most {capacity - output + 1} tokens"] if output <= capacity else []
+        fixes += [f"a context of {held} tokens ({format_bytes(held * self._kv.bytes_per_token)} of KV)"]
+        raise DoesNotFit(
+            f"the request can hold {prompt} + {output} - 1 = {held} tokens in the cache, which has room for {capacity}"
+            f" ({format_bytes(capacity * self._kv.bytes_per_token)})",
+            action=f"what would fit: {'; or '.join(fixes)}",
+        )
+
+
+def _unshared(request: Request) -> Request:
+    """The same request in a prefix cache of its own, so that it never finds another's blocks."""
+    import dataclasses
+
+    return dataclasses.replace(request, salt=f"{request.salt}\0{request.request_id}")

@@ -1,0 +1,156 @@
+"""The engine's loop over a fake executor: right tokens under batching, preemption, sharing, failure and refusal."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.fakes import KV, VOCAB, SumExecutor, expected_ids
+from kvwise.engine.engine import Engine
+from kvwise.errors import DoesNotFit, UsageError
+from kvwise.spec.request import Request, SamplingParams
+from kvwise.spec.shape import StepLimits
+
+
+def make_engine(
+    num_blocks: int = 32,
+    *,
+    max_tokens: int = 24,
+    max_requests: int = 4,
+    stop_ids: frozenset[int] = frozenset(),
+    executor: SumExecutor | None = None,
+) -> Engine:
+    return Engine(
+        executor or SumExecutor(num_blocks),
+        KV,
+        num_blocks,
+        StepLimits(max_tokens, max(4, max_requests), max_requests, 256),
+        vocab=VOCAB,
+        stop_ids=stop_ids,
+        check_every_step=True,
+    )
+
+
+def request(name: str, prompt: list[int], max_tokens: int = 8, **kwargs: object) -> Request:
+    return Request(name, tuple(prompt), SamplingParams(max_tokens=max_tokens, **kwargs))  # type: ignore[arg-type]
+
+
+PROMPTS = st.lists(
+    st.tuples(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 30)), min_size=1, max_size=8
+)
+
+
+@settings(max_examples=120)
+@given(PROMPTS, st.integers(6, 12), st.integers(4, 40))
+def test_every_request_gets_the_tokens_it_would_get_alone(
+    jobs: list[tuple[list[int], int]], num_blocks: int, max_tokens: int
+) -> None:
+    engine = make_engine(num_blocks, max_tokens=max_tokens)
+    for i, (prompt, count) in enumerate(jobs):
+        engine.add_request(request(f"r{i}", prompt, count))
+    for _ in engine.run():
+        pass
+    for i, (prompt, count) in enumerate(jobs):
+        assert list(engine.outputs[f"r{i}"].ids) == expected_ids(prompt, count)
+    assert engine.cache.stats().used_blocks == 0
+
+
+def test_a_worked_example_of_sixteen_prompt_tokens_and_a_stop_token() -> None:
+    prompt = [1] * 16
+    outputs = expected_ids(prompt, 4)
+    engine = make_engine(stop_ids=frozenset({outputs[3]}))
+    engine.add_request(request("r", prompt, 30))
+    parts = [report.parts[0] for report in engine.run()]
+    assert [(p.is_prefill, p.first_position, p.num_tokens) for p in parts] == [
+        (True, 0, 16),
+        (False, 16, 1),
+        (False, 17, 1),
+        (False, 18, 1),
+    ]
+    assert [p.cached_tokens for p in parts] == [16, 17, 18, 19]
+    assert [p.token_id for p in parts] == outputs
+    assert engine.outputs["r"].finish_reason == "stop"
+    assert len(engine.outputs["r"].itl_s) == 3
+
+
+def test_a_second_request_with_the_same_beginning_computes_only_what_is_new() -> None:
+    engine = make_engine()
+    prompt = [i % 7 for i in range(40)]
+    for name in ("first", "second"):
+        engine.add_request(request(name, prompt, 2))
+        list(engine.run())
+    assert engine.outputs["first"].num_cached_tokens == 0
+    assert engine.outputs["second"].num_cached_tokens == 32
+    assert engine.outputs["first"].ids == engine.outputs["second"].ids
+
+
+def test_a_failed_step_leaves_the_cache_as_it_was_and_can_be_tried_again() -> None:
+    executor = SumExecutor(16, fail_at=2)
+    engine = make_engine(16, executor=executor)
+    engine.add_request(request("r", [1, 2, 3], 6))
+    engine.step()
+    engine.step()
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        engine.step()
+    list(engine.run())
+    assert list(engine.outputs["r"].ids) == expected_ids([1, 2, 3], 6)
+
+
+def test_a_request_that_can_never_fit_is_refused_with_the_arithmetic_and_what_would_fit() -> None:
+    engine = make_engine(2)
+    with pytest.raises(DoesNotFit, match=r"30 \+ 8 - 1 = 37 tokens in the cache, which has room for 32") as refusal:
+        engine.add_request(request("r", [1] * 30, 8))
+    assert "max_tokens of at most 3" in str(refusal.value)
+    assert "a prompt of at most 25 tokens" in str(refusal.value)
+    engine.add_request(request("r", [1] * 25, 8))
+    list(engine.run())
+    assert len(engine.outputs["r"].ids) == 8
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [([], "no tokens"), ([VOCAB], "token id 61"), ([-1], "token id -1")],
+)
+def test_a_malformed_prompt_is_refused_by_name(prompt: list[int], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        make_engine().add_request(request("r", prompt))
+
+
+def test_an_id_in_use_is_refused() -> None:
+    engine = make_engine()
+    engine.add_request(request("r", [1]))
+    with pytest.raises(UsageError, match="in use"):
+        engine.add_request(request("r", [2]))
+
+
+def test_abort_gives_the_blocks_back_at_once() -> None:
+    engine = make_engine()
+    engine.add_request(request("r", [1] * 20, 8))
+    engine.step()
+    output = engine.abort("r")
+    assert output.finish_reason == "abort"
+    assert engine.cache.stats().used_blocks == 0
+    assert not engine.has_work
+
+
+def test_stop_ids_do_not_stop_before_min_tokens_nor_with_ignore_eos() -> None:
+    ids = expected_ids([1, 2, 3], 5)
+    engine = make_engine(stop_ids=frozenset(ids[:1]))
+    engine.add_request(request("eager", [1, 2, 3], 5))
+    engine.add_request(request("deaf", [1, 2, 3], 5, ignore_eos=True))
+    engine.add_request(request("late", [1, 2, 3], 5, min_tokens=3))
+    list(engine.run())
+    assert engine.outputs["eager"].ids == tuple(ids[:1])
+    assert engine.outputs["deaf"].ids == tuple(ids)
+    assert ids[0] not in engine.outputs["late"].ids[:3]
+
+
+@settings(max_examples=40)
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=70), st.integers(1, 9))
+def test_prompt_logits_are_complete_and_in_order_however_the_prompt_is_cut(prompt: list[int], rows: int) -> None:
+    engine = Engine(SumExecutor(16), KV, 16, StepLimits(16, rows, 1, 256), vocab=VOCAB)
+    engine.add_request(Request("r", tuple(prompt), SamplingParams(max_tokens=2), wants_prompt_logits=True))
+    list(engine.run())
+    chosen = [int(row.argmax()) for row in engine.outputs["r"].prompt_logits]
+    assert chosen == [sum(prompt[: i + 1]) % VOCAB for i in range(len(prompt))]
