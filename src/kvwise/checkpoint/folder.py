@@ -17,7 +17,7 @@ _SIDECAR_PREFIXES: Final = ("mmproj", "mtp-")  # GGUF files that accompany a mod
 
 
 def model_file(folder: Path, name: str) -> Path | None:
-    """The real path of file `name` of the folder, links resolved; None where there is no such file.
+    """The path of file `name` of the folder, its links checked; None where there is no such file.
 
     Raises CheckpointError if `name` is not a plain file name or the file lies outside the folder.
     """
@@ -37,7 +37,7 @@ def model_file(folder: Path, name: str) -> Path | None:
         raise CheckpointError(
             f"{path} links to {real}", expected="a file inside the model's folder", action="copy the file there"
         )
-    return real
+    return path
 
 
 def names_with_suffix(folder: Path, *suffixes: str) -> list[str]:
