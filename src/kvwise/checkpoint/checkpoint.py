@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Final, Self
 
 from kvwise.checkpoint.names import Format, canonical_name, reason_ignored
 from kvwise.checkpoint.row_order import INTERLEAVED_ARCHITECTURES, interleaved_to_half, rotary_heads
-from kvwise.checkpoint.stored import FileTensor, StoredTensor, shown
+from kvwise.checkpoint.stored import FileTensor, StoredTensor
 from kvwise.errors import CheckpointError
+from kvwise.spec.fields import shown
 from kvwise.spec.model import ModelSpec
 
 if TYPE_CHECKING:

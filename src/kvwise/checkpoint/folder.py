@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from kvwise.checkpoint.stored import shown
 from kvwise.errors import CheckpointError
+from kvwise.spec.fields import shown
 
 PICKLE_SUFFIXES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _SIDECAR_PREFIXES: Final = ("mmproj", "mtp-")  # GGUF files that accompany a model

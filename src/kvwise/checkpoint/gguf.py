@@ -14,9 +14,10 @@ from typing import Final
 
 from kvwise.checkpoint.gguf_cursor import HeaderCursor
 from kvwise.checkpoint.mapped_file import MappedFile
-from kvwise.checkpoint.stored import FileTensor, shown
+from kvwise.checkpoint.stored import FileTensor
 from kvwise.errors import CheckpointError
 from kvwise.spec.dtypes import TENSOR_TYPE_BY_GGML_ID, TensorType
+from kvwise.spec.fields import shown
 
 GGUF_MAGIC: Final = b"GGUF"
 _VERSIONS: Final = (2, 3)

@@ -17,6 +17,8 @@ from kvwise.checkpoint.mapped_file import MappedFile
 from kvwise.checkpoint.safetensors import read_safetensors, read_safetensors_folder
 from kvwise.checkpoint.strict_json import read_json_object
 from kvwise.errors import CheckpointError
+from kvwise.spec.gguf_config import spec_from_gguf
+from kvwise.spec.hf_config import spec_from_config
 
 CONFIG_FILE: Final = "config.json"
 _ROPE_FACTORS: Final = "rope_freqs.weight"
@@ -53,8 +55,6 @@ def read_config(path: str | Path) -> dict[str, object]:
 
 
 def _open(path: Path, files: ExitStack) -> Checkpoint:
-    from kvwise.spec.hf_config import spec_from_config
-
     if not path.is_dir():
         return _open_file(path, files)
     gguf = gguf_in_folder(path)
@@ -66,9 +66,6 @@ def _open(path: Path, files: ExitStack) -> Checkpoint:
 
 
 def _open_file(path: Path, files: ExitStack) -> Checkpoint:
-    from kvwise.spec.gguf_config import spec_from_gguf
-    from kvwise.spec.hf_config import spec_from_config
-
     refuse_pickle(path)
     file = files.enter_context(MappedFile(path))
     if path.suffix.lower() == ".gguf" or file.pread(0, min(4, file.size_bytes)) == GGUF_MAGIC:

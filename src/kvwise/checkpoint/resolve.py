@@ -20,8 +20,8 @@ from kvwise.checkpoint.hub_cache import (
     is_offline,
 )
 from kvwise.checkpoint.safetensors import missing_weight_files
-from kvwise.checkpoint.stored import shown
 from kvwise.errors import CheckpointError, ModelNotFound
+from kvwise.spec.fields import shown
 
 _CONFIG: Final = "config.json"
 _TEXT_PATTERNS: Final = [

@@ -14,10 +14,11 @@ from typing import Final
 
 from kvwise.checkpoint.folder import PICKLE_SUFFIXES, model_file, names_with_suffix, refuse_pickle
 from kvwise.checkpoint.mapped_file import MappedFile
-from kvwise.checkpoint.stored import FileTensor, shown
+from kvwise.checkpoint.stored import FileTensor
 from kvwise.checkpoint.strict_json import MAX_JSON_BYTES, parse_json_object, read_json_object
 from kvwise.errors import CheckpointError
 from kvwise.spec.dtypes import TENSOR_TYPES
+from kvwise.spec.fields import shown
 
 SINGLE_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
@@ -117,9 +118,9 @@ def _read_entry(file: MappedFile, name: str, entry: object, data_start: int) -> 
     if not isinstance(dtype, str) or dtype not in _DTYPES:
         raise _broken(file, f"tensor {shown(name)} has dtype {shown(dtype)}", expected=f"one of {', '.join(_DTYPES)}")
     if not _are_sizes(shape) or len(shape) > _MAX_DIMS:
-        raise _broken(file, f"tensor {shown(name)} has shape {shown(shape)}", expected="a list of sizes")
+        raise _broken(file, f"the shape of tensor {shown(name)}", expected=f"a list of at most {_MAX_DIMS} sizes")
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise _broken(file, f"tensor {shown(name)} has data_offsets {shown(offsets)}", expected="[begin, end]")
+        raise _broken(file, f"the data_offsets of tensor {shown(name)}", expected="[begin, end]")
     bits, kvwise_type = _DTYPES[dtype]
     begin, end = offsets
     if math.prod(shape) * bits != (end - begin) * 8:

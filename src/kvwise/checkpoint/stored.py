@@ -47,9 +47,3 @@ class StoredTensor:
     def num_rows(self) -> int:
         """Rows of the raw bytes: a vector is one row."""
         return math.prod(self.shape[:-1])
-
-
-def shown(value: object) -> str:
-    """Something a file says, as a message can bear it: escaped by repr and cut after 80 characters."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:76]}...{text[-1]}"

@@ -7,8 +7,8 @@ import math
 from typing import Final, NoReturn
 
 from kvwise.checkpoint.mapped_file import MappedFile
-from kvwise.checkpoint.stored import shown
 from kvwise.errors import CheckpointError
+from kvwise.spec.fields import shown
 
 # Parsing takes up to 60 ms and 25 times the size in memory per MiB at worst. The largest index of a known
 # model (DeepSeek-V3, 91,991 tensors) has 9 MiB.
