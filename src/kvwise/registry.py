@@ -17,9 +17,7 @@ T = TypeVar("T")
 class Table(Generic[T]):
     """Names to values, in order. An unknown name is refused with the list of known ones."""
 
-    def __init__(
-        self, what: str, rows: Mapping[str, T | str], error: type[InputError] = InputError
-    ) -> None:
+    def __init__(self, what: str, rows: Mapping[str, T | str], error: type[InputError] = InputError) -> None:
         self._what, self._error = what, error
         self._rows: dict[str, T | str] = dict(rows)
 

@@ -40,9 +40,7 @@ class MemoryNeeds:
 
     @property
     def total_bytes(self) -> int:
-        return (
-            self.weights_bytes + self.kv_pool_bytes + self.arena_bytes + self.logits_bytes + self.tables_bytes
-        )
+        return self.weights_bytes + self.kv_pool_bytes + self.arena_bytes + self.logits_bytes + self.tables_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +112,6 @@ class Backend(Protocol):
         """Exact bytes of everything `load` will allocate; `program` is as lowered. Pure."""
         ...
 
-    def load(
-        self, program: Program, source: WeightSource, kv: KVCacheSpec, options: LoadOptions
-    ) -> LoadedProgram:
+    def load(self, program: Program, source: WeightSource, kv: KVCacheSpec, options: LoadOptions) -> LoadedProgram:
         """Read, repack and hold the weights; allocate the pool and the arena. `program` is as lowered."""
         ...

@@ -62,9 +62,7 @@ class KVCacheSpec:
     @property
     def bytes_per_token_growing(self) -> int:
         """Only the layers that keep every token: what each further token adds beyond every window."""
-        return sum(
-            self.kv_type.row_bytes(layer.elements_per_token) for layer in self.layers if layer.window is None
-        )
+        return sum(self.kv_type.row_bytes(layer.elements_per_token) for layer in self.layers if layer.window is None)
 
     @property
     def bytes_per_block(self) -> int:

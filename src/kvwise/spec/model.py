@@ -84,9 +84,7 @@ def _llama3_frequency(freq: float, s: RopeScaling) -> float:
         return freq
     if wavelength > s.original_max_positions / s.low_freq_factor:
         return freq / s.factor
-    smooth = (s.original_max_positions / wavelength - s.low_freq_factor) / (
-        s.high_freq_factor - s.low_freq_factor
-    )
+    smooth = (s.original_max_positions / wavelength - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor)
     return (1 - smooth) * freq / s.factor + smooth * freq
 
 
@@ -94,9 +92,7 @@ def _yarn_frequencies(plain: list[float], rope: RopeSpec) -> tuple[float, ...]:
     s, dim = rope.scaling, rope.rotary_dim
 
     def correction_dim(rotations: float) -> float:
-        return (dim * math.log(s.original_max_positions / (rotations * 2 * math.pi))) / (
-            2 * math.log(rope.theta)
-        )
+        return (dim * math.log(s.original_max_positions / (rotations * 2 * math.pi))) / (2 * math.log(rope.theta))
 
     low, high = correction_dim(s.beta_fast), correction_dim(s.beta_slow)
     if s.truncate:

@@ -37,9 +37,7 @@ class SamplingParams:
         if self.max_tokens < 1:
             raise UsageError(f"max_tokens is {self.max_tokens}", expected="at least 1")
         if not 0 <= self.min_tokens <= self.max_tokens:
-            raise UsageError(
-                f"min_tokens is {self.min_tokens}", expected=f"0 to max_tokens ({self.max_tokens})"
-            )
+            raise UsageError(f"min_tokens is {self.min_tokens}", expected=f"0 to max_tokens ({self.max_tokens})")
         if self.seed is not None and not 0 <= self.seed < 2**64:
             raise UsageError(f"seed is {self.seed}", expected="0 to 2**64 - 1")
         if any(not s for s in self.stop):
