@@ -18,10 +18,9 @@ from typing import Final
 HASH_BYTES: Final = 32
 
 
-def make_salt(*keys: str) -> bytes:
+def make_salt(*keys: str) -> str:
     """One salt from extra keys (adapter id, tenant ...); lengths keep ('ab', 'c') and ('a', 'bc') apart."""
-    parts = (key.encode("utf-8") for key in keys)
-    return b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+    return "".join(f"{len(key)}:{key}" for key in keys)
 
 
 def hash_root(block_tokens: int, salt: str = "") -> bytes:

@@ -108,7 +108,7 @@ class BlockedRequest(NamedTuple):
 
 
 class StepPlan(NamedTuple):
-    """One step, to be carried out in this order, with no other change of the cache: release `preempted`, admit, reserve.
+    """One step, carried out with no other change of the cache in this order: release `preempted`, admit, reserve.
 
     `preempted` (latest arrival first) lose their blocks, count 0 computed tokens and wait again, in arrival order.
     `blocked` are running requests that get nothing and the first waiting one that is not admitted. Nothing scheduled
