@@ -85,6 +85,22 @@ def test_a_second_request_with_the_same_beginning_computes_only_what_is_new() ->
     assert engine.outputs["first"].ids == engine.outputs["second"].ids
 
 
+def test_without_keeping_kv_every_token_computes_all_positions_and_the_tokens_are_the_same() -> None:
+    engine = Engine(SumExecutor(16), KV, 16, StepLimits(64, 4, 1, 256), vocab=VOCAB, keep_kv=False)
+    engine.add_request(request("r", [1] * 20, 5))
+    parts = [report.parts[0] for report in engine.run()]
+    assert [(p.first_position, p.num_tokens) for p in parts] == [(0, n) for n in range(20, 25)]
+    assert list(engine.outputs["r"].ids) == expected_ids([1] * 20, 5)
+
+
+def test_without_a_prefix_cache_nothing_is_shared() -> None:
+    engine = Engine(SumExecutor(16), KV, 16, StepLimits(64, 4, 1, 256), vocab=VOCAB, prefix_cache=False)
+    for name in ("a", "b"):
+        engine.add_request(request(name, [1] * 40, 2))
+        list(engine.run())
+    assert engine.outputs["b"].num_cached_tokens == 0
+
+
 def test_a_failed_step_leaves_the_cache_as_it_was_and_can_be_tried_again() -> None:
     executor = SumExecutor(16, fail_at=2)
     engine = make_engine(16, executor=executor)

@@ -48,15 +48,20 @@ class Engine:
         stop_ids: frozenset[int] = frozenset(),
         make_decoder: MakeDecoder | None = None,
         prefix_cache: bool = True,
+        keep_kv: bool = True,
         check_every_step: bool = False,
     ) -> None:
-        """`stop_ids` is the model's own set. `check_every_step` proves the cache's invariants after each step."""
+        """`stop_ids` is the model's own set.
+
+        Without `keep_kv` every token's step computes all positions anew, which shows what the cache is worth.
+        `check_every_step` proves the cache's invariants after each step.
+        """
         self.cache = KVCache(num_blocks, kv.block_tokens)
         self.limits = limits
         self.outputs: dict[str, RequestOutput] = {}
         self._executor, self._kv, self._vocab = executor, kv, vocab
         self._stop_ids, self._make_decoder = stop_ids, make_decoder
-        self._prefix_cache, self._check_every_step = prefix_cache, check_every_step
+        self._prefix_cache, self._keep_kv, self._check_every_step = prefix_cache, keep_kv, check_every_step
         self._policy_limits = PolicyLimits(limits.max_requests, limits.max_tokens, limits.max_logits_rows)
         self._waiting: list[RequestState] = []
         self._running: dict[str, RequestState] = {}
@@ -71,11 +76,13 @@ class Engine:
         """Queue a request. Raises UsageError for one that is malformed, DoesNotFit for one that never can fit."""
         self.check_request(request)
         state = RequestState(
-            request if self._prefix_cache else _unshared(request),
+            request,
             self._num_added,
             self._executor.now_s(),
             self._make_decoder(request.prompt_ids) if self._make_decoder is not None else None,
         )
+        if not self._prefix_cache:
+            state.salt = f"{state.salt}\0{self._num_added}"
         self._num_added += 1
         self._waiting.append(state)
 
@@ -143,12 +150,15 @@ class Engine:
 
     def _preempt(self, plan: StepPlan) -> None:
         for request_id in plan.preempted:
-            state = self._running.pop(request_id)
-            self.cache.release(request_id)
-            state.num_computed_tokens = 0
-            self._waiting.append(state)
-        if plan.preempted:
-            self._waiting.sort(key=lambda state: state.arrival_order)
+            self._wait_again(self._running[request_id])
+
+    def _wait_again(self, state: RequestState) -> None:
+        """Give up a running request's blocks; it will be computed anew, in order of arrival."""
+        del self._running[state.request_id]
+        self.cache.release(state.request_id)
+        state.num_computed_tokens = 0
+        self._waiting.append(state)
+        self._waiting.sort(key=lambda state: state.arrival_order)
 
     def _admit(self, plan: StepPlan) -> None:
         waiting = {state.request_id: state for state in self._waiting}
@@ -193,6 +203,9 @@ class Engine:
                 del self._running[state.request_id]
                 self.cache.release(state.request_id)
                 self._finish(state)
+            elif not self._keep_kv and parts[-1].token_id is not None:
+                state.salt += "\0"  # no later step finds what this one computed
+                self._wait_again(state)
         return tuple(parts)
 
     def _advance(
@@ -248,9 +261,3 @@ class Engine:
             action=f"what would fit: {'; or '.join(fixes)}",
         )
 
-
-def _unshared(request: Request) -> Request:
-    """The same request in a prefix cache of its own, so that it never finds another's blocks."""
-    import dataclasses
-
-    return dataclasses.replace(request, salt=f"{request.salt}\0{request.request_id}")

@@ -40,6 +40,7 @@ class RequestState:
         self.request = request
         self.arrival_order = arrival_order
         self.num_computed_tokens = 0
+        self.salt = request.salt
         self.token_ids: list[int] = list(request.prompt_ids)
         self.seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(64)
         self.text = ""
@@ -62,10 +63,6 @@ class RequestState:
     @property
     def wants_prompt_logits(self) -> bool:
         return self.request.wants_prompt_logits
-
-    @property
-    def salt(self) -> str:
-        return self.request.salt
 
     @property
     def output_ids(self) -> list[int]:

@@ -1,0 +1,78 @@
+"""The command line's entry: the table of commands, and the one place where an error becomes an exit code.
+
+Exit codes: 0 ok, 1 the run failed, 2 bad usage or input, 3 does not fit, 130 interrupted. Everything heavy is imported by a
+command when it runs, so that --help stays fast.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from kvwise.cli.chat import chat_command
+from kvwise.cli.models import models_command
+from kvwise.cli.plan import plan_command
+from kvwise.cli.run import run_command
+from kvwise.cli.trace import trace_command
+from kvwise.errors import KvwiseError
+
+app = typer.Typer(
+    name="kvwise",
+    help="LLM inference that knows its cost before it runs.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("run")(run_command)
+app.command("chat")(chat_command)
+app.command("plan")(plan_command)
+app.command("trace")(trace_command)
+app.command("models")(models_command)
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        from kvwise import __version__
+
+        typer.echo(f"kvwise {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run a command and exit with its code. A user's mistake is one line on stderr, never a traceback."""
+    try:
+        code = app(standalone_mode=False)
+    except KvwiseError as error:
+        code = _fail(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        code = _fail("interrupted", 130)
+    except BrokenPipeError:
+        # The reader of our output is gone: nothing left to say, and the interpreter must not try at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    except Exception as error:
+        code = _usage_exit(error)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _usage_exit(error: Exception) -> int:
+    """The exit code of click's own exceptions; anything else is a bug and keeps its traceback."""
+    show = getattr(error, "show", None)
+    if show is None:
+        raise error
+    show()
+    return int(getattr(error, "exit_code", 2))
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"kvwise: {message}", file=sys.stderr)
+    return code

@@ -1,0 +1,95 @@
+"""What every command that runs a model does first: open it, encode the prompt, say what it will cost, load it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from kvwise.cli.output import loading_bar
+from kvwise.errors import NotMeasured, UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from kvwise.backends.price.forecast import ResponseForecast
+    from kvwise.engine.model import LoadedModel, OpenedModel, Settings
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+
+
+def model_and_prompt(arguments: Sequence[str]) -> tuple[str, str]:
+    """[MODEL] PROMPT from the arguments; the prompt may come from stdin, as '-' or by leaving it out.
+
+    One argument is the prompt, unless it names a model and the prompt is piped in. Raises UsageError.
+    """
+    if len(arguments) > 2:
+        raise UsageError(
+            f"{len(arguments)} arguments", expected="[MODEL] PROMPT", action="put the prompt in quotes"
+        )
+    piped = not sys.stdin.isatty()
+    if len(arguments) == 2:
+        model, prompt = arguments
+    elif len(arguments) == 1:
+        model, prompt = (arguments[0], "-") if piped and _names_a_model(arguments[0]) else (DEFAULT_MODEL, arguments[0])
+    else:
+        model, prompt = DEFAULT_MODEL, "-"
+    if prompt == "-":
+        if not piped:
+            raise UsageError("there is no prompt", expected="[MODEL] PROMPT, or a prompt on standard input")
+        prompt = _read_stdin()
+    if not prompt:
+        raise UsageError("the prompt is empty", expected="at least one character")
+    return model, prompt
+
+
+def _read_stdin() -> str:
+    try:
+        return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"standard input is not UTF-8 text (byte {error.start})") from None
+
+
+def _names_a_model(argument: str) -> bool:
+    from kvwise.checkpoint.resolve import resolve_model
+    from kvwise.errors import KvwiseError
+
+    try:
+        resolve_model(argument, allow_download=False)
+    except KvwiseError:
+        return False
+    return True
+
+
+def encode_prompt(opened: OpenedModel, prompt: str, *, raw: bool) -> list[int]:
+    """The ids of `prompt`: through the chat template as a user's turn, or as it is."""
+    tokenizer = opened.tokenizer
+    template = None if raw else opened.chat_template
+    if template is None:
+        return tokenizer.encode(prompt, add_special=True, parse_special=False)
+    text = template.render([{"role": "user", "content": prompt}], add_generation_prompt=True)
+    return tokenizer.encode(text, add_special=True, parse_special=True)
+
+
+def load(opened: OpenedModel, settings: Settings, console: Console, stack: ExitStack) -> LoadedModel:
+    """Load with a progress bar on a terminal; closed with `stack`."""
+    with loading_bar(console, f"loading {opened.name}") as progress:
+        return stack.enter_context(opened.load(settings, progress))
+
+
+def forecast(
+    opened: OpenedModel, settings: Settings, prompt_tokens: int, output_tokens: int
+) -> ResponseForecast | NotMeasured:
+    """Predicted TTFT and TPOT on this machine, or the reason why there is no prediction."""
+    from kvwise.backends.price.forecast import forecast_response
+    from kvwise.planner.probe import machine_profile
+
+    options = opened.load_options(settings)
+    try:
+        profile = machine_profile(opened.backend.name, options.threads)
+        return forecast_response(
+            opened.pricer(profile), prompt_tokens, output_tokens, step_tokens=options.limits.max_tokens
+        )
+    except NotMeasured as reason:
+        return reason

@@ -1,0 +1,204 @@
+"""From a model's name to an engine that serves it: open, price, check against the machine, and only then load.
+
+    open_model ─▶ OpenedModel: files open, program lowered, every size known, no weight read
+                      │ .memory(settings)  what it will hold, row by row
+                      ▼
+                  .load(settings) ─▶ LoadedModel: weights and pool in memory, an Engine over them
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
+
+from kvwise.backends import BACKENDS
+from kvwise.backends.price.price import Pricer
+from kvwise.backends.protocol import Backend, LoadedProgram, LoadOptions, MemoryNeeds, Progress
+from kvwise.checkpoint.bundled import BUNDLED_NAME
+from kvwise.engine.engine import Engine
+from kvwise.engine.executor import ProgramExecutor
+from kvwise.errors import UsageError
+from kvwise.hardware.profile import DeviceProfile
+from kvwise.models import build_program
+from kvwise.program.ir import Program
+from kvwise.spec.dtypes import TensorType
+from kvwise.spec.kv import KVCacheSpec
+from kvwise.spec.model import ModelSpec
+from kvwise.spec.shape import StepLimits
+from kvwise.units import ceil_div
+
+if TYPE_CHECKING:
+    from kvwise.checkpoint import Checkpoint
+    from kvwise.tokenizer import ChatTemplate, Tokenizer
+
+DEFAULT_STEP_TOKENS: Final = 512  # enough rows to be bound by arithmetic; small enough for a modest arena
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a model is served. None means: derived from the model, the machine or the request.
+
+    max_context: tokens of one request in the cache. pool_tokens: tokens of all requests together.
+    """
+
+    max_context: int | None = None
+    max_requests: int = 1
+    max_step_tokens: int = DEFAULT_STEP_TOKENS
+    max_logits_rows: int | None = None
+    pool_tokens: int | None = None
+    threads: int | None = None
+    prefix_cache: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("max_context", "max_requests", "max_step_tokens", "pool_tokens", "threads", "max_logits_rows"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name} is {value}", expected="at least 1")
+
+
+def open_model(
+    name: str = BUNDLED_NAME, *, backend: str = "native", kv_dtype: str = "f16", allow_download: bool = True
+) -> OpenedModel:
+    """Open and check a model's files and write its program; reads no weights.
+
+    Raises ModelNotFound, CheckpointError, SpecError, UnknownArchitecture or UsageError (backend, KV type).
+    """
+    from kvwise.checkpoint import match_tensors, open_checkpoint
+    from kvwise.checkpoint.resolve import resolve_model
+
+    reading = BACKENDS[backend]
+    path = resolve_model(name, allow_download=allow_download)
+    checkpoint = open_checkpoint(path)
+    try:
+        kv = KVCacheSpec.of(checkpoint.spec, kv_dtype)
+        program = build_program(checkpoint.spec)
+        match_tensors(program.expected_shapes, checkpoint)
+        types = {name: checkpoint.tensors[name].type for name in program.weights}
+        return OpenedModel(name, path, checkpoint, reading, reading.lower(program, types), types, kv)
+    except BaseException:
+        checkpoint.close()
+        raise
+
+
+class OpenedModel:
+    """A model whose files are open and whose cost is known. A context manager; closing it keeps what was loaded."""
+
+    def __init__(
+        self,
+        name: str,
+        path: Path,
+        checkpoint: Checkpoint,
+        backend: Backend,
+        program: Program,
+        types: Mapping[str, TensorType],
+        kv: KVCacheSpec,
+    ) -> None:
+        self.name, self.path, self.checkpoint = name, path, checkpoint
+        self.backend, self.program, self.types, self.kv = backend, program, types, kv
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.checkpoint.spec
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Built when first asked for. Raises TokenizerError."""
+        from kvwise.tokenizer import load_tokenizer
+
+        return load_tokenizer(self.checkpoint.metadata, self._folder)
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate | None:
+        """None where the model has none."""
+        from kvwise.tokenizer import load_chat_template
+
+        return load_chat_template(self.checkpoint.metadata, self._folder)
+
+    @property
+    def _folder(self) -> Path | None:
+        """Where tokenizer files lie beside the weights; None for GGUF, which holds its own."""
+        return self.path if self.path.is_dir() and self.checkpoint.format == "safetensors" else None
+
+    @property
+    def weight_bytes(self) -> dict[str, int]:
+        """Bytes of each weight as the backend holds and reads it."""
+        return self.backend.weight_bytes(self.program, self.types)
+
+    def load_options(self, settings: Settings, progress: Progress | None = None) -> LoadOptions:
+        """Every size that loading needs, from `settings`, the model and the machine. Raises UsageError."""
+        context = settings.max_context or min(self.spec.max_positions, 4096)
+        if context > self.spec.max_positions:
+            raise UsageError(
+                f"a context of {context} tokens", expected=f"at most the model's {self.spec.max_positions} positions"
+            )
+        pool_tokens = settings.pool_tokens or context * settings.max_requests
+        step_tokens = max(min(settings.max_step_tokens, pool_tokens), settings.max_requests)
+        limits = StepLimits(
+            max_tokens=step_tokens,
+            max_logits_rows=min(max(settings.max_logits_rows or 0, settings.max_requests), step_tokens),
+            max_requests=settings.max_requests,
+            max_context=context,
+        )
+        num_blocks = max(ceil_div(pool_tokens, self.kv.block_tokens), settings.max_requests)
+        return LoadOptions(num_blocks, limits, settings.threads or _usable_threads(), progress)
+
+    def memory_needs(self, options: LoadOptions) -> MemoryNeeds:
+        return self.backend.memory_needs(self.program, self.types, self.kv, options)
+
+    def pricer(self, profile: DeviceProfile) -> Pricer:
+        return Pricer(self.program, self.kv, self.weight_bytes, self.types, profile)
+
+    def load(self, settings: Settings, progress: Progress | None = None) -> LoadedModel:
+        """Check that it fits, then read the weights. Raises DoesNotFit with the arithmetic, before anything is read."""
+        options = self.load_options(settings, progress)
+        self.check_fits(options)
+        loaded = self.backend.load(self.program, self.checkpoint, self.kv, options)
+        return LoadedModel(self, loaded, replace(options, progress=None), settings)
+
+    def check_fits(self, options: LoadOptions) -> None:
+        """Raise DoesNotFit, naming the single changes that would make it fit. Reads no weights."""
+
+    def close(self) -> None:
+        self.checkpoint.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+class LoadedModel:
+    """Weights and KV pool in memory, and the engine over them. A context manager."""
+
+    def __init__(self, opened: OpenedModel, loaded: LoadedProgram, options: LoadOptions, settings: Settings) -> None:
+        self.opened, self.loaded, self.options = opened, loaded, options
+        tokenizer = opened.tokenizer
+        self.engine = Engine(
+            ProgramExecutor(loaded),
+            opened.kv,
+            options.num_blocks,
+            options.limits,
+            vocab=opened.spec.vocab,
+            stop_ids=tokenizer.stop_ids,
+            make_decoder=tokenizer.stream_decoder,
+            prefix_cache=settings.prefix_cache,
+        )
+
+    def close(self) -> None:
+        self.loaded.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _usable_threads() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
