@@ -1,0 +1,77 @@
+"""The one place that calls into the `tokenizers` library to build and to encode, and turns its failures into ours.
+
+The library reports trouble as Exception, TypeError, OverflowError or a panic that is no Exception at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from kvwise.errors import TokenizerError
+from kvwise.spec.fields import shown
+
+if TYPE_CHECKING:
+    from tokenizers import AddedToken, Tokenizer
+    from tokenizers.models import BPE
+
+_SHOWN_CHARS: Final = 200
+
+
+@contextmanager
+def translated_failures(what: str) -> Iterator[None]:
+    """Raise TokenizerError("{what}: ...") for whatever goes wrong inside, panics included."""
+    try:
+        yield
+    except TokenizerError:
+        raise
+    except Exception as problem:
+        raise TokenizerError(f"{what}: {_first_line(problem)}") from None
+    except BaseException as problem:
+        if type(problem).__name__ != "PanicException":
+            raise
+        raise TokenizerError(f"{what}: {_first_line(problem)}") from None
+
+
+def _first_line(problem: BaseException) -> str:
+    line = (str(problem).splitlines() or [type(problem).__name__])[0]
+    return line if len(line) <= _SHOWN_CHARS else line[:_SHOWN_CHARS] + "..."
+
+
+def build_bpe(
+    id_of: Mapping[str, int],
+    merges: Sequence[tuple[str, str]],
+    *,
+    unknown: str | None = None,
+    byte_fallback: bool = False,
+    ignore_merges: bool = False,
+) -> BPE:
+    """A merging model. Raises TokenizerError if a merge names a token that the vocabulary lacks."""
+    from tokenizers.models import BPE
+
+    for left, right in merges:
+        if left not in id_of or right not in id_of or left + right not in id_of:
+            missing = next(part for part in (left, right, left + right) if part not in id_of)
+            raise TokenizerError(
+                f"merge {shown(left)} + {shown(right)} needs token {shown(missing)}, which the vocabulary lacks",
+                action="convert the model again",
+            )
+    with translated_failures("the vocabulary's merges can't be built"):
+        return BPE(
+            dict(id_of),
+            list(merges),
+            unk_token=unknown,
+            fuse_unk=unknown is not None,
+            byte_fallback=byte_fallback,
+            ignore_merges=ignore_merges,
+        )
+
+
+def add_tokens(pipeline: Tokenizer, texts: Sequence[str], *, special: bool) -> None:
+    """Have these tokens, which the vocabulary holds, cut out of the text before all else."""
+    from tokenizers import AddedToken
+
+    tokens: list[AddedToken] = [AddedToken(text, special=special, normalized=False) for text in texts]
+    if tokens:
+        pipeline.add_special_tokens(tokens) if special else pipeline.add_tokens(tokens)

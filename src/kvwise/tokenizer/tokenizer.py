@@ -1,0 +1,136 @@
+"""Text to token ids and back, for every kind of vocabulary. Owns the rules on BOS, leading spaces and special tokens.
+
+Cutting and merging is done by a `tokenizers` object; turning ids into text is done here, over exact bytes, so that a
+stream of tokens and the whole of them give the same text. Knows no files and no model.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from kvwise.errors import TokenizerError
+from kvwise.tokenizer.pipeline import translated_failures
+from kvwise.tokenizer.vocabulary import Vocabulary, is_sound_text
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Pipeline
+
+# Text that a vocabulary might join to what follows: the one that it does not is put before text that continues other
+# text, and its tokens are dropped again.
+_ANCHORS: Final = ("\n", ".", "a", "1", ")")
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialTokens:
+    """bos_id, eos_id: None where the vocabulary has none. stop_ids: each of them ends a generation."""
+
+    bos_id: int | None = None
+    eos_id: int | None = None
+    add_bos: bool = False
+    stop_ids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceRules:
+    """prepends: text gets a space before its first word. strips: decoding drops one space at the very start."""
+
+    prepends: bool = False
+    strips: bool = False
+
+
+class Tokenizer:
+    """Made by load_tokenizer. Safe to use from several threads at once.
+
+    vocabulary: what each id stands for. specials, spaces: see their classes.
+    """
+
+    def __init__(self, pipeline: Pipeline, vocabulary: Vocabulary, specials: SpecialTokens, spaces: SpaceRules) -> None:
+        self._pipeline = pipeline
+        self._lock = threading.Lock()
+        self.vocabulary, self.specials, self.spaces = vocabulary, specials, spaces
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id. A model's embedding may have more rows; those ids stand for nothing."""
+        return len(self.vocabulary)
+
+    @property
+    def bos_id(self) -> int | None:
+        return self.specials.bos_id
+
+    @property
+    def eos_id(self) -> int | None:
+        return self.specials.eos_id
+
+    @property
+    def add_bos(self) -> bool:
+        return self.specials.add_bos
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        return self.specials.stop_ids
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        return self.vocabulary.special_ids
+
+    def encode(self, text: str, *, add_special: bool, parse_special: bool, continues: bool = False) -> list[int]:
+        """The token ids of `text`.
+
+        add_special: begin with BOS if the vocabulary wants one; never twice, also when the text brings its own. EOS
+        is never added: a prompt is there to be continued.
+        parse_special: the texts of special tokens become those tokens; otherwise they are text like any other.
+        continues: the text follows other text, so no space is put before it.
+        Raises TokenizerError for a str that UTF-8 can't hold.
+        """
+        _check_encodable(text)
+        if continues and self.spaces.prepends and text:
+            ids = self._encode_continued(text, parse_special)
+        else:
+            ids = self._encode(text, parse_special)
+        bos = self.bos_id
+        if add_special and self.add_bos and bos is not None and ids[:1] != [bos]:
+            ids.insert(0, bos)
+        return ids
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+        """The text of `ids`. Bytes that are not UTF-8 become U+FFFD. Raises TokenizerError for an unknown id."""
+        hidden = self.special_ids if skip_special else frozenset[int]()
+        token_bytes = self.vocabulary.token_bytes
+        raw = b"".join([token_bytes(token_id) for token_id in ids if token_id not in hidden])
+        if self.spaces.strips and raw.startswith(b" "):
+            raw = raw[1:]
+        return raw.decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The exact bytes of one token. Raises TokenizerError for an unknown id."""
+        return self.vocabulary.token_bytes(token_id)
+
+    def token_text(self, token_id: int | None) -> str:
+        """A token as a template writes it ("<s>"); "" for None."""
+        return "" if token_id is None else self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def _encode(self, text: str, parse_special: bool) -> list[int]:
+        # Whether special tokens are parsed is a switch on the shared object.
+        with self._lock, translated_failures("the text can't be encoded"):
+            self._pipeline.encode_special_tokens = not parse_special
+            return list(self._pipeline.encode(text, add_special_tokens=False).ids)
+
+    def _encode_continued(self, text: str, parse_special: bool) -> list[int]:
+        """Encode behind a stop-gap that the vocabulary keeps apart, then drop the stop-gap's tokens."""
+        for anchor in _ANCHORS:
+            alone = self._encode(anchor, parse_special)
+            both = self._encode(anchor + text, parse_special)
+            if both[: len(alone)] == alone:
+                return both[len(alone) :]
+        return self._encode(text, parse_special)
+
+
+def _check_encodable(text: object) -> None:
+    if not isinstance(text, str):
+        raise TokenizerError(f"the text to encode is {type(text).__name__}", expected="a str")
+    if not is_sound_text(text):
+        raise TokenizerError("the text to encode has lone surrogates", expected="text that UTF-8 can hold")
