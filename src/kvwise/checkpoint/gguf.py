@@ -72,6 +72,8 @@ def read_gguf(file: MappedFile) -> GgufContents:
     metadata: dict[str, object] = {}
     for _ in range(num_keys):
         key = cursor.string("a metadata key", _MAX_KEY_BYTES)
+        if not key:
+            raise cursor.broken("it has an empty key")
         if key in metadata:
             raise cursor.broken(f"metadata key {shown(key)} is there twice")
         metadata[key] = _read_value(cursor, cursor.u32(), key)
