@@ -88,6 +88,7 @@ KVW_INLINE void store_i8(int8_t* p, I32x16 x) {
 KVW_INLINE I32x16 set1_i32(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 KVW_INLINE I32x16 add(I32x16 a, I32x16 b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
 KVW_INLINE I32x16 sub(I32x16 a, I32x16 b) { return {_mm256_sub_epi32(a.lo, b.lo), _mm256_sub_epi32(a.hi, b.hi)}; }
+KVW_INLINE I32x16 max(I32x16 a, I32x16 b) { return {_mm256_max_epi32(a.lo, b.lo), _mm256_max_epi32(a.hi, b.hi)}; }
 KVW_INLINE I32x16 mul(I32x16 a, I32x16 b) { return {_mm256_mullo_epi32(a.lo, b.lo), _mm256_mullo_epi32(a.hi, b.hi)}; }
 template <int n>
 KVW_INLINE I32x16 shl(I32x16 a) {
@@ -101,6 +102,10 @@ KVW_INLINE F32x16 to_f32(I32x16 a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cv
 KVW_INLINE I32x16 to_i32(F32x16 a) { return {_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi)}; }
 KVW_INLINE F32x16 as_f32(I32x16 a) { return {_mm256_castsi256_ps(a.lo), _mm256_castsi256_ps(a.hi)}; }
 KVW_INLINE I32x16 as_i32(F32x16 a) { return {_mm256_castps_si256(a.lo), _mm256_castps_si256(a.hi)}; }
+
+KVW_INLINE F32x16 scale_by_power(F32x16 a, F32x16 n) {
+  return mul(a, as_f32(shl<23>(add(to_i32(n), set1_i32(127)))));
+}
 
 KVW_INLINE Mask16 lanes_below(int n) {
   const I32x16 m = lane_mask(n);
@@ -172,6 +177,12 @@ KVW_INLINE float max_of(F32x16 x) {
   const __m128 s4 = _mm_max_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
   const __m128 s2 = _mm_max_ps(s4, _mm_movehl_ps(s4, s4));
   return _mm_cvtss_f32(_mm_max_ss(s2, _mm_movehdup_ps(s2)));
+}
+KVW_INLINE int32_t max_of(I32x16 x) {
+  const __m256i m8 = _mm256_max_epi32(x.lo, x.hi);
+  const __m128i m4 = _mm_max_epi32(_mm256_castsi256_si128(m8), _mm256_extracti128_si256(m8, 1));
+  const __m128i m2 = _mm_max_epi32(m4, _mm_shuffle_epi32(m4, 0x4E));
+  return _mm_cvtsi128_si32(_mm_max_epi32(m2, _mm_shuffle_epi32(m2, 0xB1)));
 }
 KVW_INLINE int32_t sum(I32x16 x) {
   const __m256i s8 = _mm256_add_epi32(x.lo, x.hi);

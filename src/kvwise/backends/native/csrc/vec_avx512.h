@@ -1,6 +1,11 @@
 // AVX-512 (F, BW, VL, DQ): F32x16 is one register. Contract in vec.h.
 #pragma once
 
+#if defined(__GNUC__) && !defined(__clang__)
+// GCC 12 takes the deliberately undefined operands inside its own intrinsics for a mistake (GCC bug 105593).
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
 #include <immintrin.h>
 
 namespace kvw::KVW_ISA {
@@ -52,6 +57,7 @@ KVW_INLINE void store_i8(int8_t* p, I32x16 x) {
 KVW_INLINE I32x16 set1_i32(int32_t x) { return {_mm512_set1_epi32(x)}; }
 KVW_INLINE I32x16 add(I32x16 a, I32x16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
 KVW_INLINE I32x16 sub(I32x16 a, I32x16 b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+KVW_INLINE I32x16 max(I32x16 a, I32x16 b) { return {_mm512_max_epi32(a.v, b.v)}; }
 KVW_INLINE I32x16 mul(I32x16 a, I32x16 b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
 template <int n>
 KVW_INLINE I32x16 shl(I32x16 a) {
@@ -65,6 +71,8 @@ KVW_INLINE F32x16 to_f32(I32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
 KVW_INLINE I32x16 to_i32(F32x16 a) { return {_mm512_cvtps_epi32(a.v)}; }
 KVW_INLINE F32x16 as_f32(I32x16 a) { return {_mm512_castsi512_ps(a.v)}; }
 KVW_INLINE I32x16 as_i32(F32x16 a) { return {_mm512_castps_si512(a.v)}; }
+
+KVW_INLINE F32x16 scale_by_power(F32x16 a, F32x16 n) { return {_mm512_scalef_ps(a.v, n.v)}; }
 
 KVW_INLINE Mask16 lanes_below(int n) { return {first_lanes(n)}; }
 KVW_INLINE Mask16 less(F32x16 a, F32x16 b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ)}; }
@@ -116,6 +124,12 @@ KVW_INLINE float max_of(F32x16 x) {
   const __m128 s4 = _mm_max_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
   const __m128 s2 = _mm_max_ps(s4, _mm_movehl_ps(s4, s4));
   return _mm_cvtss_f32(_mm_max_ss(s2, _mm_movehdup_ps(s2)));
+}
+KVW_INLINE int32_t max_of(I32x16 x) {
+  const __m256i m8 = _mm256_max_epi32(_mm512_castsi512_si256(x.v), _mm512_extracti32x8_epi32(x.v, 1));
+  const __m128i m4 = _mm_max_epi32(_mm256_castsi256_si128(m8), _mm256_extracti128_si256(m8, 1));
+  const __m128i m2 = _mm_max_epi32(m4, _mm_shuffle_epi32(m4, 0x4E));
+  return _mm_cvtsi128_si32(_mm_max_epi32(m2, _mm_shuffle_epi32(m2, 0xB1)));
 }
 KVW_INLINE int32_t sum(I32x16 x) {
   const __m256i s8 = _mm256_add_epi32(_mm512_castsi512_si256(x.v), _mm512_extracti32x8_epi32(x.v, 1));

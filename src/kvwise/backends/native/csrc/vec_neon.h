@@ -74,6 +74,7 @@ KVW_INLINE void store_i8(int8_t* p, I32x16 x) {
 KVW_INLINE I32x16 set1_i32(int32_t x) { KVW_QUADS(I32x16, vdupq_n_s32(x)); }
 KVW_INLINE I32x16 add(I32x16 a, I32x16 b) { KVW_QUADS(I32x16, vaddq_s32(a.q[i], b.q[i])); }
 KVW_INLINE I32x16 sub(I32x16 a, I32x16 b) { KVW_QUADS(I32x16, vsubq_s32(a.q[i], b.q[i])); }
+KVW_INLINE I32x16 max(I32x16 a, I32x16 b) { KVW_QUADS(I32x16, vmaxq_s32(a.q[i], b.q[i])); }
 KVW_INLINE I32x16 mul(I32x16 a, I32x16 b) { KVW_QUADS(I32x16, vmulq_s32(a.q[i], b.q[i])); }
 template <int n>
 KVW_INLINE I32x16 shl(I32x16 a) {
@@ -87,6 +88,10 @@ KVW_INLINE F32x16 to_f32(I32x16 a) { KVW_QUADS(F32x16, vcvtq_f32_s32(a.q[i])); }
 KVW_INLINE I32x16 to_i32(F32x16 a) { KVW_QUADS(I32x16, vcvtnq_s32_f32(a.q[i])); }
 KVW_INLINE F32x16 as_f32(I32x16 a) { KVW_QUADS(F32x16, vreinterpretq_f32_s32(a.q[i])); }
 KVW_INLINE I32x16 as_i32(F32x16 a) { KVW_QUADS(I32x16, vreinterpretq_s32_f32(a.q[i])); }
+
+KVW_INLINE F32x16 scale_by_power(F32x16 a, F32x16 n) {
+  return mul(a, as_f32(shl<23>(add(to_i32(n), set1_i32(127)))));
+}
 
 KVW_INLINE Mask16 lanes_below(int n) {
   const int32_t lane[4] = {0, 1, 2, 3};
@@ -149,6 +154,9 @@ KVW_INLINE float max_of(F32x16 x) {
   for (int half = 8; half > 0; half /= 2)
     for (int i = 0; i < half; ++i) lane[i] = lane[i] > lane[i + half] ? lane[i] : lane[i + half];
   return lane[0];
+}
+KVW_INLINE int32_t max_of(I32x16 x) {
+  return vmaxvq_s32(vmaxq_s32(vmaxq_s32(x.q[0], x.q[1]), vmaxq_s32(x.q[2], x.q[3])));
 }
 KVW_INLINE int32_t sum(I32x16 x) {
   return vaddvq_s32(vaddq_s32(vaddq_s32(x.q[0], x.q[1]), vaddq_s32(x.q[2], x.q[3])));

@@ -100,6 +100,7 @@ KVW_INLINE void store_i8(int8_t* p, I32x16 x) {
 KVW_INLINE I32x16 set1_i32(int32_t x) { KVW_LANES(I32x16, x); }
 KVW_INLINE I32x16 add(I32x16 a, I32x16 b) { KVW_LANES(I32x16, a.lane[i] + b.lane[i]); }
 KVW_INLINE I32x16 sub(I32x16 a, I32x16 b) { KVW_LANES(I32x16, a.lane[i] - b.lane[i]); }
+KVW_INLINE I32x16 max(I32x16 a, I32x16 b) { KVW_LANES(I32x16, a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]); }
 KVW_INLINE I32x16 mul(I32x16 a, I32x16 b) { KVW_LANES(I32x16, a.lane[i] * b.lane[i]); }
 template <int n>
 KVW_INLINE I32x16 shl(I32x16 a) {
@@ -113,6 +114,10 @@ KVW_INLINE F32x16 to_f32(I32x16 a) { KVW_LANES(F32x16, static_cast<float>(a.lane
 KVW_INLINE I32x16 to_i32(F32x16 a) { KVW_LANES(I32x16, nearest_i32(a.lane[i])); }
 KVW_INLINE F32x16 as_f32(I32x16 a) { KVW_LANES(F32x16, from_bits(static_cast<uint32_t>(a.lane[i]))); }
 KVW_INLINE I32x16 as_i32(F32x16 a) { KVW_LANES(I32x16, static_cast<int32_t>(to_bits(a.lane[i]))); }
+
+KVW_INLINE F32x16 scale_by_power(F32x16 a, F32x16 n) {
+  return mul(a, as_f32(shl<23>(add(to_i32(n), set1_i32(127)))));
+}
 
 KVW_INLINE Mask16 lanes_below(int n) { KVW_LANES(Mask16, i < n); }
 KVW_INLINE Mask16 less(F32x16 a, F32x16 b) { KVW_LANES(Mask16, a.lane[i] < b.lane[i]); }
@@ -142,6 +147,11 @@ KVW_INLINE float max_of(F32x16 x) {
   for (int half = 8; half > 0; half /= 2)
     for (int i = 0; i < half; ++i) x.lane[i] = x.lane[i] > x.lane[i + half] ? x.lane[i] : x.lane[i + half];
   return x.lane[0];
+}
+KVW_INLINE int32_t max_of(I32x16 x) {
+  int32_t most = x.lane[0];
+  for (int i = 1; i < 16; ++i) most = x.lane[i] > most ? x.lane[i] : most;
+  return most;
 }
 KVW_INLINE int32_t sum(I32x16 x) {
   int32_t total = 0;
