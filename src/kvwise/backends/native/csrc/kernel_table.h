@@ -18,9 +18,9 @@ enum class WeightType : int32_t { f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, 
 enum class KvType : int32_t { f32, f16, bf16 };
 enum class Activation : int32_t { silu, gelu_tanh, gelu_erf, relu };
 
-// One quantized activation row of `width` elements (a multiple of 32; nb = width / 32 blocks), 40 · nb bytes:
-//   int8  q[width] | float32 scale[nb] | int32 sum[nb]      sum[b] = Σ q of block b
-constexpr size_t q8_row_bytes(size_t width) { return width + 8 * ((width + kQ8Block - 1) / kQ8Block); }
+// One quantized activation row of `width` elements, nb = ceil(width / 32) blocks, 40 · nb bytes:
+//   int8  q[32 · nb] | float32 scale[nb] | int32 sum[nb]      sum[b] = Σ q of block b; q is 0 past the width
+static inline constexpr size_t q8_row_bytes(size_t width) { return 40 * ((width + kQ8Block - 1) / kQ8Block); }
 
 // A repacked matrix [outputs, inputs]; layout.h draws the layouts. `tiles` tiles of 16 output rows, the last one
 // padded with zeros.
@@ -68,15 +68,16 @@ struct AttentionArgs {
   int max_blocks = 0;
   int num_tokens = 0;
   int num_requests = 0;
+  uint8_t* shared = nullptr;  // attention_shared_bytes, 64-byte aligned, zeroed once at load
+  size_t shared_bytes = 0;
 };
 
 struct KernelTable {
   const char* isa;
 
-  // ---- matmul.inl. Tiles [tile_begin, tile_end) of 16 outputs, rows [row_begin, row_end). scratch: one thread's,
-  // matmul_scratch_bytes(type) bytes, 64-byte aligned.
-  void (*matmul)(const MatmulArgs& args, int64_t tile_begin, int64_t tile_end, int64_t row_begin, int64_t row_end,
-                 uint8_t* scratch);
+  // ---- matmul.inl. Tiles [tile_begin, tile_end) of 16 outputs, rows [row_begin, row_end): any split gives the same
+  // bits. x is q8 rows for weights that takes_q8_activations (layout.h), else float32.
+  void (*matmul)(const MatmulArgs& args, int64_t tile_begin, int64_t tile_end, int64_t row_begin, int64_t row_end);
   // One row of a repacked matrix as float32: the embedding lookup. out[inputs] = scale · row.
   void (*embed_row)(const WeightMatrix& table, int64_t row, float scale, float* out);
 
@@ -93,11 +94,13 @@ struct KernelTable {
 
   // ---- attention.inl. First every token's K and V are stored (kv_store, any split of [0, T) over threads), then
   // work items [0, attention_items) run in any order on any thread, each writing its own part of out. scratch is one
-  // thread's, attention_scratch_bytes, 64-byte aligned: a function of shapes and limits only, never of the batch.
+  // thread's, attention_scratch_bytes, 64-byte aligned; args.shared is for all threads: what a long decode's spans,
+  // computed as several items, meet in. Both are functions of shapes and limits only, never of the batch.
   void (*kv_store)(const AttentionArgs& args, int64_t token_begin, int64_t token_end);
   int64_t (*attention_items)(const AttentionArgs& args);
   void (*attention)(const AttentionArgs& args, int64_t item, uint8_t* scratch);
-  size_t (*attention_scratch_bytes)(int num_q_heads, int num_kv_heads, int head_dim, int64_t max_context);
+  size_t (*attention_scratch_bytes)(int num_q_heads, int num_kv_heads, int head_dim);
+  size_t (*attention_shared_bytes)(int num_q_heads, int num_kv_heads, int head_dim, int64_t max_context);
 };
 
 // Each returns its table; which of them exist is decided by the platform the module is built for.
