@@ -26,7 +26,7 @@ class Rows(Enum):
 
 
 class SlotType(Enum):
-    """f32; or q8: int8 elements, then one float32 scale and one int32 element sum per block of 32."""
+    """f32; or q8: whole blocks of 32 int8 elements, then one float32 scale and one int32 sum per block."""
 
     F32 = "f32"
     Q8 = "q8"
@@ -34,7 +34,7 @@ class SlotType(Enum):
     def row_bytes(self, width: int) -> int:
         if self is SlotType.F32:
             return 4 * width
-        return width + 8 * -(-width // Q8_BLOCK)
+        return (Q8_BLOCK + 8) * -(-width // Q8_BLOCK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,11 @@ class RmsNorm(Op):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantize(Op):
-    """Per row and block of 32: scale = max|x| / 127, q = round-to-nearest-even(x / scale); 0 where scale is 0."""
+    """Per row and block of 32, in float32: scale = max|x| / 127, q = round-to-nearest-even(x · (1 / scale)).
+
+    A block with max|x| < 2⁻¹²⁰ has scale 0 and q 0; one with an infinity or NaN keeps that scale and q 0. The last
+    block of a width that is not a multiple of 32 is filled up with zeros.
+    """
 
     x: str
 
