@@ -1,0 +1,2 @@
+#define KVW_ISA_AVX2
+#include "kernels.inl"

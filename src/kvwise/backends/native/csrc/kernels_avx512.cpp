@@ -1,0 +1,2 @@
+#define KVW_ISA_AVX512
+#include "kernels.inl"

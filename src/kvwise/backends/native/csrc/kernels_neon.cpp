@@ -1,0 +1,2 @@
+#define KVW_ISA_NEON
+#include "kernels.inl"

@@ -1,0 +1,75 @@
+// How weights lie in memory: 16 output rows interleaved, whatever the instruction set. Sizes and repacking.
+//
+// A matrix is a sequence of tiles; a tile is 16 output rows (lanes) over all inputs k. The last tile is padded with
+// zero rows. Every tile starts on a cache line.
+//
+//   f32, f16, bf16   element [k][lane]
+//
+//   q8_0, q4_0       blocks of 32 inputs, in pairs, so that everything stays on cache lines; an odd last block
+//                    leaves the second half of its scales unused
+//        | f16 scale [2][lane]   64 B | bytes of block 2p | bytes of block 2p + 1 |
+//
+//   q4_1             | f16 scale [lane], f16 minimum [lane]   64 B | bytes |          for each block
+//
+//        bytes of a q8_0 block  [k / 4][lane][k % 4], each w + 128                          8 · 64 B
+//        bytes of a 4-bit block [quad 0..3][lane][4]: low nibble k = 4 · quad + i, high k + 16   4 · 64 B
+//
+//   all others       byte [j][lane] of the stored block, for each block: unpacked to float32 when used
+//
+// Block formats as stored: github.com/ggml-org/ggml, src/ggml-common.h.
+#pragma once
+
+#include "kernel_table.h"
+
+namespace kvw {
+
+struct BlockShape {
+  int64_t elements;
+  int64_t bytes;
+};
+
+constexpr BlockShape block_shape(WeightType type) {
+  switch (type) {
+    case WeightType::f32: return {1, 4};
+    case WeightType::f16: return {1, 2};
+    case WeightType::bf16: return {1, 2};
+    case WeightType::q8_0: return {32, 34};
+    case WeightType::q4_0: return {32, 18};
+    case WeightType::q4_1: return {32, 20};
+    case WeightType::q5_0: return {32, 22};
+    case WeightType::q5_1: return {32, 24};
+    case WeightType::q2_k: return {256, 84};
+    case WeightType::q3_k: return {256, 110};
+    case WeightType::q4_k: return {256, 144};
+    case WeightType::q5_k: return {256, 176};
+    case WeightType::q6_k: return {256, 210};
+  }
+  return {1, 0};
+}
+
+constexpr bool takes_q8_activations(WeightType type) {
+  return type == WeightType::q8_0 || type == WeightType::q4_0 || type == WeightType::q4_1;
+}
+
+// Bytes of one row as stored in a file.
+constexpr int64_t stored_row_bytes(WeightType type, int64_t inputs) {
+  return inputs / block_shape(type).elements * block_shape(type).bytes;
+}
+
+constexpr int64_t tile_bytes(WeightType type, int64_t inputs) {
+  const int64_t blocks = inputs / block_shape(type).elements;
+  const bool paired = type == WeightType::q8_0 || type == WeightType::q4_0;
+  const int64_t unused_scales = paired && blocks % 2 ? 2 * kLanes : 0;
+  const int64_t bytes = kLanes * blocks * block_shape(type).bytes + unused_scales;
+  return (bytes + 63) / 64 * 64;
+}
+
+constexpr int64_t num_tiles(int64_t outputs) { return (outputs + kLanes - 1) / kLanes; }
+
+// Fill tile `tile` of `matrix` from `rows`, the matrix as stored ([outputs][stored_row_bytes]).
+void repack_tile(const WeightMatrix& matrix, const uint8_t* rows, int64_t tile, uint8_t* out);
+
+// n elements of f32, f16 or bf16 as float32.
+void widen(WeightType type, const uint8_t* stored, int64_t n, float* out);
+
+}  // namespace kvw
