@@ -1,0 +1,274 @@
+"""The memory plan: every byte that a loaded model will hold, before a weight is read, and whether it fits.
+
+    total = weights + KV pool + arena + logits + tables     what the backend says it will allocate
+          + runtime                                         resident before loading, measured
+    it fits when   total + allowed residual <= budget
+    budget = min( available now + runtime, a limit that the user set )      `available` no longer has the runtime in it
+
+Owns the arithmetic and the search for changes that would make a plan fit. Allocates nothing; pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from kvwise.errors import DoesNotFit, SpecError
+from kvwise.ledger.host import HostMemory
+from kvwise.ledger.residency import Reading, process_resident_bytes, resident_bytes
+from kvwise.ledger.rows import LedgerRow, largest_residual_bytes, residual_row
+from kvwise.models import build_program
+from kvwise.program.ir import Program, Role
+from kvwise.spec.dtypes import TENSOR_TYPES, TensorType
+from kvwise.spec.kv import KV_TYPES, KVCacheSpec
+from kvwise.spec.model import ModelSpec
+from kvwise.units import ceil_div, format_bytes, format_count
+
+if TYPE_CHECKING:
+    from kvwise.backends.protocol import Backend, Buffer, LoadOptions, MemoryNeeds
+
+_SMALLEST_STEP_TOKENS: Final = 16  # one block: below it a prefill reads all weights for less than a block of K and V
+_WEIGHT_TYPES_TRIED: Final = ("bf16", "q8_0", "q4_0")
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """What will be held, and what there is for it. The fields it was made from are kept, so that it can be varied."""
+
+    program: Program
+    types: Mapping[str, TensorType]
+    kv: KVCacheSpec
+    options: LoadOptions
+    backend: Backend
+    runtime_bytes: int
+    host: HostMemory
+    memory_limit: int | None
+    needs: MemoryNeeds
+
+    @property
+    def total_bytes(self) -> int:
+        return self.needs.total_bytes + self.runtime_bytes
+
+    @property
+    def reserve_bytes(self) -> int:
+        """Kept free for what no row predicts: as much as the ledger's residual may be."""
+        return largest_residual_bytes(self.total_bytes)
+
+    @property
+    def budget_bytes(self) -> int:
+        available = self.host.available_bytes + self.runtime_bytes
+        return available if self.memory_limit is None else min(available, self.memory_limit)
+
+    @property
+    def fits(self) -> bool:
+        return self.total_bytes + self.reserve_bytes <= self.budget_bytes
+
+    @property
+    def rows(self) -> tuple[LedgerRow, ...]:
+        """Predicted rows, nothing measured yet."""
+        needs = self.needs
+        parts = (
+            ("weights", needs.weights_bytes, "formula: tensor list as held"),
+            ("kv_pool", needs.kv_pool_bytes, f"formula: {self.options.num_blocks} blocks"),
+            ("arena", needs.arena_bytes, f"formula: lifetimes x {self.options.limits.max_tokens} tokens"),
+            ("logits", needs.logits_bytes, f"formula: {self.options.limits.max_logits_rows} rows"),
+            ("tables", needs.tables_bytes, "formula"),
+            ("runtime", self.runtime_bytes, "RSS before load"),
+        )
+        return tuple(LedgerRow(name, nbytes, None, "B", source) for name, nbytes, source in parts)
+
+
+def plan_memory(
+    program: Program,
+    types: Mapping[str, TensorType],
+    kv: KVCacheSpec,
+    options: LoadOptions,
+    backend: Backend,
+    runtime_bytes: int,
+    host: HostMemory,
+    *,
+    memory_limit: int | None = None,
+) -> MemoryPlan:
+    """The plan for `program` as lowered by `backend`, its weights stored as `types`. Pure.
+
+    runtime_bytes: what the process holds already. memory_limit: bytes that the process may hold in all, if the user
+    set any.
+    """
+    needs = backend.memory_needs(program, types, kv, options)
+    return MemoryPlan(program, types, kv, options, backend, runtime_bytes, host, memory_limit, needs)
+
+
+def vary_plan(
+    plan: MemoryPlan,
+    *,
+    program: Program | None = None,
+    types: Mapping[str, TensorType] | None = None,
+    kv: KVCacheSpec | None = None,
+    options: LoadOptions | None = None,
+) -> MemoryPlan:
+    """The same plan with something changed, computed anew."""
+    return plan_memory(
+        program or plan.program,
+        types or plan.types,
+        kv or plan.kv,
+        options or plan.options,
+        plan.backend,
+        plan.runtime_bytes,
+        plan.host,
+        memory_limit=plan.memory_limit,
+    )
+
+
+def choose_num_blocks(plan: MemoryPlan) -> int:
+    """The largest pool that fits, at most the plan's own `num_blocks`.
+
+    Raises DoesNotFit if not even one request of the largest context has room.
+    """
+    least = plan.kv.blocks_for(plan.options.limits.max_context)
+
+    def fits(num_blocks: int) -> bool:
+        return vary_plan(plan, options=replace(plan.options, num_blocks=num_blocks)).fits
+
+    best = _largest(min(least, plan.options.num_blocks), plan.options.num_blocks, fits)
+    if best is None:
+        check_fits(vary_plan(plan, options=replace(plan.options, num_blocks=least)))
+        raise DoesNotFit(f"a pool of {plan.options.num_blocks} blocks", expected=f"at least {least} for one request")
+    return best
+
+
+def check_fits(plan: MemoryPlan, spec: ModelSpec | None = None) -> None:
+    """Raise DoesNotFit, with the arithmetic and each single change that would make it fit, unless it fits.
+
+    `spec` lets other weight types be tried; without it they are not offered.
+    """
+    if plan.fits:
+        return
+    rows = " + ".join(f"{row.label} {row.format_value(row.predicted)}" for row in plan.rows if row.predicted)
+    changes = changes_that_fit(plan, spec)
+    limited = plan.memory_limit is not None and plan.budget_bytes == plan.memory_limit
+    source = "the limit that was set" if limited else f"by {plan.host.source}, this process included"
+    raise DoesNotFit(
+        f"the model needs {format_bytes(plan.total_bytes + plan.reserve_bytes)}: {rows} + "
+        f"{format_bytes(plan.reserve_bytes)} in reserve",
+        expected=f"at most {format_bytes(plan.budget_bytes)} ({source})",
+        action="any one of these makes it fit: " + ", ".join(changes)
+        if changes
+        else "no single change makes it fit: take a smaller model, or several changes together",
+    )
+
+
+def changes_that_fit(plan: MemoryPlan, spec: ModelSpec | None = None) -> tuple[str, ...]:
+    """Single changes, in words, each of which plan_memory says fits."""
+    found = [_smaller_context(plan), _fewer_requests(plan), _smaller_step(plan), *_smaller_kv_types(plan)]
+    if spec is not None:
+        found += _smaller_weights(plan, spec)
+    return tuple(change for change in found if change is not None)
+
+
+def _smaller_context(plan: MemoryPlan) -> str | None:
+    options, block = plan.options, plan.kv.block_tokens
+
+    def with_blocks(blocks_each: int) -> MemoryPlan:
+        context = min(blocks_each * block, options.limits.max_context)
+        num_blocks = min(options.num_blocks, blocks_each * options.limits.max_requests)
+        limits = replace(options.limits, max_context=context)
+        return vary_plan(plan, options=replace(options, num_blocks=num_blocks, limits=limits))
+
+    most = ceil_div(options.limits.max_context, block) - 1
+    best = _largest(1, most, lambda blocks: with_blocks(blocks).fits)
+    return None if best is None else f"a context of {format_count(best * block)} tokens"
+
+
+def _fewer_requests(plan: MemoryPlan) -> str | None:
+    options, limits = plan.options, plan.options.limits
+
+    def with_requests(n: int) -> MemoryPlan:
+        rows = min(limits.max_logits_rows, n)
+        num_blocks = min(options.num_blocks, n * plan.kv.blocks_for(limits.max_context))
+        fewer = replace(limits, max_requests=n, max_logits_rows=rows)
+        return vary_plan(plan, options=replace(options, num_blocks=num_blocks, limits=fewer))
+
+    best = _largest(1, limits.max_requests - 1, lambda n: with_requests(n).fits)
+    return None if best is None else f"{best} request{'s' if best > 1 else ''} at a time"
+
+
+def _smaller_step(plan: MemoryPlan) -> str | None:
+    limits = plan.options.limits
+
+    def fits(tokens: int) -> bool:
+        return vary_plan(plan, options=replace(plan.options, limits=replace(limits, max_tokens=tokens))).fits
+
+    least = max(_SMALLEST_STEP_TOKENS, limits.max_logits_rows, limits.max_requests)
+    best = _largest(least, limits.max_tokens - 1, fits)
+    return None if best is None else f"at most {format_count(best)} tokens in a step"
+
+
+def _smaller_kv_types(plan: MemoryPlan) -> list[str]:
+    return [
+        f"K and V in {name}"
+        for name in plan.backend.kv_types
+        if KV_TYPES[name].bits_per_element < plan.kv.kv_type.bits_per_element
+        and vary_plan(plan, kv=replace(plan.kv, kv_type=KV_TYPES[name])).fits
+    ]
+
+
+def _smaller_weights(plan: MemoryPlan, spec: ModelSpec) -> list[str]:
+    plain = build_program(spec)
+    found = []
+    for name in _WEIGHT_TYPES_TRIED:
+        types = retyped(plain, plan.types, TENSOR_TYPES[name])
+        if types == plan.types:
+            continue
+        if vary_plan(plan, program=plan.backend.lower(plain, types), types=types).fits:
+            found.append(f"weights in {name}")
+    return found
+
+
+def retyped(program: Program, types: Mapping[str, TensorType], smaller: TensorType) -> dict[str, TensorType]:
+    """`types` with every matrix that is stored in more bits, and whose rows allow it, stored as `smaller`."""
+    out = dict(types)
+    for name, weight in program.weights.items():
+        if weight.role is not Role.VECTOR and smaller.bits_per_element < types[name].bits_per_element:
+            try:
+                smaller.row_bytes(weight.shape[-1])
+            except SpecError:
+                continue
+            out[name] = smaller
+    return out
+
+
+def measure_plan(plan: MemoryPlan, buffers: Iterable[Buffer], process: Reading | None = None) -> tuple[LedgerRow, ...]:
+    """The plan's rows with what is resident beside them, and the residual.
+
+    buffers: every large allocation, from LoadedProgram.buffers(). `process`: the process's resident set, read now
+    where it is not given.
+    """
+    resident: dict[str, Reading] = {}
+    for buffer in buffers:
+        reading = resident_bytes(buffer.address, buffer.nbytes)
+        before = resident.get(buffer.row, Reading(0, reading.source))
+        known = reading.nbytes is not None and before.nbytes is not None
+        nbytes = (before.nbytes or 0) + (reading.nbytes or 0) if known else None
+        resident[buffer.row] = Reading(nbytes, reading.source)
+    rows = []
+    for row in plan.rows:
+        if row.name == "runtime":
+            rows.append(replace(row, measured=plan.runtime_bytes))
+        elif row.name in resident:
+            reading = resident[row.name]
+            rows.append(replace(row, measured=reading.nbytes, source=f"{row.source} / {reading.source}"))
+        elif row.predicted:
+            rows.append(row)
+    process = process or process_resident_bytes()
+    return (*rows, residual_row(rows, process.nbytes, process.source))
+
+
+def _largest(low: int, high: int, fits: Callable[[int], bool]) -> int | None:
+    """The largest n of low..high that fits, by bisection: whatever fits with more fits with less."""
+    if high < low or not fits(low):
+        return None
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
