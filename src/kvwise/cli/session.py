@@ -25,9 +25,7 @@ def model_and_prompt(arguments: Sequence[str]) -> tuple[str, str]:
     One argument is the prompt, unless it names a model and the prompt is piped in. Raises UsageError.
     """
     if len(arguments) > 2:
-        raise UsageError(
-            f"{len(arguments)} arguments", expected="[MODEL] PROMPT", action="put the prompt in quotes"
-        )
+        raise UsageError(f"{len(arguments)} arguments", expected="[MODEL] PROMPT", action="put the prompt in quotes")
     piped = not sys.stdin.isatty()
     if len(arguments) == 2:
         model, prompt = arguments
@@ -87,7 +85,7 @@ def forecast(
 
     options = opened.load_options(settings)
     try:
-        profile = machine_profile(opened.backend.name, options.threads)
+        profile = machine_profile(opened.backend.name, options.threads, opened.matmul_types)
         return forecast_response(
             opened.pricer(profile), prompt_tokens, output_tokens, step_tokens=options.limits.max_tokens
         )

@@ -25,7 +25,7 @@ from kvwise.engine.executor import ProgramExecutor
 from kvwise.errors import UsageError
 from kvwise.hardware.profile import DeviceProfile
 from kvwise.models import build_program
-from kvwise.program.ir import Program
+from kvwise.program.ir import MatMul, Program
 from kvwise.spec.dtypes import TensorType
 from kvwise.spec.kv import KVCacheSpec
 from kvwise.spec.model import ModelSpec
@@ -53,6 +53,7 @@ class Settings:
     pool_tokens: int | None = None
     threads: int | None = None
     prefix_cache: bool = True
+    keep_kv: bool = True
 
     def __post_init__(self) -> None:
         for name in ("max_context", "max_requests", "max_step_tokens", "pool_tokens", "threads", "max_logits_rows"):
@@ -125,6 +126,11 @@ class OpenedModel:
         return self.path if self.path.is_dir() and self.checkpoint.format == "safetensors" else None
 
     @property
+    def matmul_types(self) -> list[str]:
+        """Types of the weights that are multiplied with: what a device profile must know of."""
+        return sorted({self.types[op.weight].name for op in self.program.ops if isinstance(op, MatMul)})
+
+    @property
     def weight_bytes(self) -> dict[str, int]:
         """Bytes of each weight as the backend holds and reads it."""
         return self.backend.weight_bytes(self.program, self.types)
@@ -188,6 +194,7 @@ class LoadedModel:
             stop_ids=tokenizer.stop_ids,
             make_decoder=tokenizer.stream_decoder,
             prefix_cache=settings.prefix_cache,
+            keep_kv=settings.keep_kv,
         )
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A device profile: bandwidth by working set, arithmetic by kind, fixed costs; each a measurement or a stated source.
+"""A device profile: bandwidth by working set, arithmetic by weight type, fixed costs; measured, or with a source.
 
 Where a figure is missing the answer is NotMeasured, never a guess. Profiles are JSON files in the user's cache, one
 per machine, thread count and version of the arithmetic.
@@ -20,51 +20,59 @@ PROFILE_VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
+class MatmulFigures:
+    """Matmuls on one weight type. read_bandwidth: (working set in bytes, weight bytes/s) for one row, ascending;
+    flops: FLOP/s for many rows. The working set is what a step reads again and again: what fits a cache is not read
+    from memory."""
+
+    read_bandwidth: tuple[tuple[int, float], ...]
+    flops: float
+
+    def bandwidth(self, working_set_bytes: float) -> float:
+        """Weight bytes/s at this working set, interpolated between the measured ones."""
+        points = self.read_bandwidth
+        if working_set_bytes <= points[0][0]:
+            return points[0][1]
+        for (small, at_small), (large, at_large) in pairwise(points):
+            if working_set_bytes <= large:
+                share = (working_set_bytes - small) / (large - small)
+                return at_small + share * (at_large - at_small)
+        return points[-1][1]
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceProfile:
     """What one machine does with `threads` threads.
 
-    read_bandwidth: (working set in bytes, bytes/s) pairs, ascending; a working set is what a step reads again and
-    again, so that what fits a cache is not charged to memory.
-    arithmetic: FLOP/s of matmuls of many rows by weight type. attention_x: the same two limits for attention.
-    op_seconds, step_seconds: fixed costs. relative_error: of predicted against measured steps, when that is known.
+    matmuls: by weight type. attention_bandwidth: KV bytes/s for one query; attention_flops: FLOP/s for many.
+    elementwise_bandwidth: activation bytes/s of everything else. op_seconds, step_seconds: fixed costs.
     """
 
     device: str
     threads: int
     source: str
-    read_bandwidth: tuple[tuple[int, float], ...] = ()
-    arithmetic: Mapping[str, float] = field(default_factory=dict)
-    elementwise_bandwidth: float = 0.0
-    attention_flops: float = 0.0
-    attention_bandwidth: float = 0.0
-    op_seconds: float = 0.0
-    step_seconds: float = 0.0
-    relative_error: float = 0.0
+    matmuls: Mapping[str, MatmulFigures] = field(default_factory=dict)
+    attention_bandwidth: float | None = None
+    attention_flops: float | None = None
+    elementwise_bandwidth: float | None = None
+    op_seconds: float | None = None
+    step_seconds: float | None = None
     version: int = PROFILE_VERSION
 
-    def bandwidth(self, working_set_bytes: float) -> float:
-        """bytes/s for reading a working set of this size, interpolated between the measured ones.
+    def matmul(self, weight_type: str) -> MatmulFigures:
+        if weight_type not in self.matmuls:
+            raise self._missing(f"matmuls on {weight_type} weights")
+        return self.matmuls[weight_type]
 
-        Raises NotMeasured when no bandwidth was measured.
-        """
-        if not self.read_bandwidth:
-            raise NotMeasured(f"the read bandwidth of {self.device}", action="measure it: kvwise probe")
-        sizes = self.read_bandwidth
-        if working_set_bytes <= sizes[0][0]:
-            return sizes[0][1]
-        for (small, fast), (large, slow) in pairwise(sizes):
-            if working_set_bytes <= large:
-                share = (working_set_bytes - small) / (large - small)
-                return fast + share * (slow - fast)
-        return sizes[-1][1]
+    def figure(self, name: str) -> float:
+        """One of the single figures by its field's name. Raises NotMeasured when it is None."""
+        value: float | None = getattr(self, name)
+        if value is None:
+            raise self._missing(name)
+        return value
 
-    def matmul_flops(self, weight_type: str) -> float:
-        """FLOP/s of a matmul on weights stored as `weight_type`. Raises NotMeasured when there is no such figure."""
-        if weight_type not in self.arithmetic:
-            raise NotMeasured(
-                f"the arithmetic of {self.device} on {weight_type} weights", action="measure it: kvwise probe"
-            )
-        return self.arithmetic[weight_type]
+    def _missing(self, what: str) -> NotMeasured:
+        return NotMeasured(f"{what} of {self.device} with {self.threads} threads: not measured")
 
 
 def profile_path(cache_dir: Path, machine_key: str, threads: int) -> Path:
@@ -75,9 +83,12 @@ def load_profile(path: Path) -> DeviceProfile | None:
     """The profile at `path`; None where there is none, or one of another version, or a broken file."""
     try:
         content: dict[str, Any] = json.loads(path.read_text("utf-8"))
-        content["read_bandwidth"] = tuple((int(n), float(b)) for n, b in content["read_bandwidth"])
+        content["matmuls"] = {
+            name: MatmulFigures(tuple((int(n), float(b)) for n, b in m["read_bandwidth"]), float(m["flops"]))
+            for name, m in content["matmuls"].items()
+        }
         profile = DeviceProfile(**content)
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
     return profile if profile.version == PROFILE_VERSION else None
 

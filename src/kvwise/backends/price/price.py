@@ -1,6 +1,6 @@
 """Seconds of a step before it runs: each op is bound by the bytes it moves or by its arithmetic, plus fixed costs.
 
-    matmul      max(weight bytes / bandwidth(working set), FLOPs / arithmetic[weight type]) + op_seconds
+    matmul      max(weight bytes / bandwidth[weight type](working set), FLOPs / flops[weight type]) + op_seconds
     attention   max(KV bytes / attention bandwidth, FLOPs / attention arithmetic) + op_seconds
     the rest    activation bytes / elementwise bandwidth + op_seconds
 
@@ -52,19 +52,20 @@ class Pricer:
         cost = cost_of(self.program, shape, self.kv, self.weight_bytes.__getitem__)
         working_set = cost.total.weight_bytes + cost.total.kv_read_bytes
         ops = tuple(self._price_op(op, op_cost, working_set) for op, op_cost in cost.ops)
-        seconds = self.profile.step_seconds + sum(p.seconds for p in ops)
+        seconds = self.profile.figure("step_seconds") + sum(p.seconds for p in ops)
         return StepPrice(ops, seconds, cost.total)
 
     def _price_op(self, op: Op, cost: OpCost, working_set: int) -> OpPrice:
         profile = self.profile
         arithmetic_s = 0.0
         if isinstance(op, MatMul):
-            memory_s = cost.weight_bytes / profile.bandwidth(working_set)
-            arithmetic_s = cost.flops / profile.matmul_flops(self.types[op.weight].name)
+            figures = profile.matmul(self.types[op.weight].name)
+            memory_s = cost.weight_bytes / figures.bandwidth(working_set)
+            arithmetic_s = cost.flops / figures.flops
         elif isinstance(op, Attention):
-            memory_s = (cost.kv_read_bytes + cost.kv_write_bytes) / profile.attention_bandwidth
-            arithmetic_s = cost.flops / profile.attention_flops
+            memory_s = (cost.kv_read_bytes + cost.kv_write_bytes) / profile.figure("attention_bandwidth")
+            arithmetic_s = cost.flops / profile.figure("attention_flops")
         else:
-            memory_s = (cost.activation_bytes + cost.weight_bytes) / profile.elementwise_bandwidth
+            memory_s = (cost.activation_bytes + cost.weight_bytes) / profile.figure("elementwise_bandwidth")
         bound = "arithmetic" if arithmetic_s > memory_s else "memory"
-        return OpPrice(op, cost, max(memory_s, arithmetic_s) + profile.op_seconds, bound)
+        return OpPrice(op, cost, max(memory_s, arithmetic_s) + profile.figure("op_seconds"), bound)

@@ -1,0 +1,270 @@
+"""Measures this machine with the backend's own ops on small synthetic programs, and keeps the result in the cache.
+
+Zeros serve as weights: no kernel's speed depends on values. Each figure is the fastest of a few repetitions: what the
+machine can do when nobody else wants it. A few weight types take about a second; types are measured when a model
+first needs them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from kvwise.backends import BACKENDS
+from kvwise.backends.protocol import Backend, LoadedProgram, LoadOptions
+from kvwise.checkpoint.bundled import cache_dir
+from kvwise.engine.engine import Engine
+from kvwise.engine.executor import ProgramExecutor
+from kvwise.hardware.profile import DeviceProfile, MatmulFigures, load_profile, profile_path, save_profile
+from kvwise.program.builder import ProgramBuilder
+from kvwise.program.cost import OpCost, cost_of
+from kvwise.program.ir import Attention, Program
+from kvwise.spec.dtypes import TENSOR_TYPES, TensorType
+from kvwise.spec.kv import KV_TYPES, KVCacheSpec
+from kvwise.spec.model import Activation, AttentionSpec, NormSpec
+from kvwise.spec.request import Request, SamplingParams
+from kvwise.spec.shape import StepLimits, StepShape
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from kvwise.spec.batch import StepBatch
+
+HIDDEN: Final = 1024
+INTERMEDIATE: Final = 4096
+MANY_ROWS: Final = 256
+CONTEXT: Final = 2048
+REPETITIONS: Final = 4
+# In a core's cache, in a shared cache, at its edge, in memory: the caches of the machines that we know lie between.
+WORKING_SETS: Final = (4 << 20, 16 << 20, 48 << 20, 160 << 20)
+
+
+def machine_profile(backend: str, threads: int, weight_types: Collection[str]) -> DeviceProfile:
+    """This machine's profile for `backend`, from the cache, with what is missing measured now."""
+    path = profile_path(cache_dir(), f"{backend}-{_machine_key()}", threads)
+    known = load_profile(path)
+    missing = [t for t in weight_types if known is None or t not in known.matmuls]
+    if known is not None and not missing:
+        return known
+    profile = _probe(BACKENDS[backend], threads, missing, known)
+    try:
+        save_profile(path, profile)
+    except OSError:
+        pass  # a cache that can't be written costs the next run a second, nothing else
+    return profile
+
+
+def _cpu_facts() -> dict[str, str]:
+    """Facts of the first processor, by their names in /proc/cpuinfo; none where there is no such file."""
+    try:
+        first = Path("/proc/cpuinfo").read_text("utf-8").partition("\n\n")[0]
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _machine_key() -> str:
+    """The same kind of processor with the same instruction sets gives the same key."""
+    facts = _cpu_facts()
+    parts = [platform.machine(), *(facts.get(k, "") for k in ("model name", "flags", "Features", "CPU part"))]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+
+
+def _probe(backend: Backend, threads: int, weight_types: Collection[str], known: DeviceProfile | None) -> DeviceProfile:
+    profile = known or _probe_fixed(backend, threads)
+    measured = {name: _probe_matmuls(backend, threads, TENSOR_TYPES[name]) for name in weight_types}
+    return replace(profile, matmuls={**profile.matmuls, **measured})
+
+
+def _probe_matmuls(backend: Backend, threads: int, weight_type: TensorType) -> MatmulFigures:
+    pair_bytes = 2 * INTERMEDIATE * weight_type.row_bytes(HIDDEN)
+    points = []
+    flops = 0.0
+    for pairs in sorted({max(1, round(size / pair_bytes)) for size in WORKING_SETS}):
+        with _Bench(backend, _matmul_program(pairs), weight_type, threads) as bench:
+            cost = bench.cost(StepShape.prefill(1))
+            points.append((cost.weight_bytes, cost.weight_bytes / bench.seconds(1, 1)))
+            if not flops:
+                flops = bench.cost(StepShape.prefill(MANY_ROWS)).flops / bench.seconds(MANY_ROWS, MANY_ROWS)
+    return MatmulFigures(tuple(points), flops)
+
+
+def _probe_fixed(backend: Backend, threads: int) -> DeviceProfile:
+    """Everything but matmuls."""
+    f32 = TENSOR_TYPES["f32"]
+    with _Bench(backend, _elementwise_program(), f32, threads) as bench:
+        op_seconds = bench.seconds(1, 1) / len(bench.program.ops)
+        cost = bench.cost(StepShape.prefill(MANY_ROWS))
+        elementwise = cost.activation_bytes / bench.seconds(MANY_ROWS, MANY_ROWS)
+        step_seconds = bench.engine_overhead()
+    program = _attention_program()
+    layers = sum(isinstance(op, Attention) for op in program.ops)
+    with _Bench(backend, program, f32, threads) as bench:
+        bench.fill(CONTEXT)
+        kv_bytes = bench.cost(StepShape.decode(CONTEXT)).kv_read_bytes
+        one = max(bench.seconds(1, CONTEXT) - layers * op_seconds, 1e-9)
+        shape = StepShape((MANY_ROWS,), (CONTEXT,), 1)
+        many = bench.seconds(MANY_ROWS, CONTEXT)
+        attention_flops = bench.cost(shape).flops / many
+    return DeviceProfile(
+        device=_cpu_facts().get("model name", platform.machine()),
+        threads=threads,
+        source="measured on this machine by kvwise's own kernels",
+        attention_bandwidth=kv_bytes / one,
+        attention_flops=attention_flops,
+        elementwise_bandwidth=elementwise,
+        op_seconds=op_seconds,
+        step_seconds=step_seconds,
+    )
+
+
+# Synthetic programs
+
+
+def _matmul_program(pairs: int) -> Program:
+    b = ProgramBuilder()
+    x = b.embed("x", "embed.weight", 16, HIDDEN)
+    for i in range(pairs):
+        h = b.matmul(f"h{i}", x, f"layers.{i}.mlp.up.weight", INTERMEDIATE)
+        x = b.matmul(f"x{i}", h, f"layers.{i}.mlp.down.weight", HIDDEN)
+    return _finished(b, x)
+
+
+def _elementwise_program() -> Program:
+    b = ProgramBuilder()
+    x = b.embed("x", "embed.weight", 16, HIDDEN)
+    for i in range(32):
+        h = b.rms_norm(f"n{i}", x, "final_norm.weight", NormSpec(1e-6))
+        h = b.glu(f"g{i}", h, x, Activation.SILU)
+        x = b.add(f"x{i}", x, h)
+    return _finished(b, x)
+
+
+def _attention_program() -> Program:
+    heads = AttentionSpec(num_q_heads=16, num_kv_heads=4, head_dim=64, scale=0.125, rope=None)
+    b = ProgramBuilder()
+    q = b.embed("q", "embed.weight", 16, heads.q_width)
+    k = b.embed("k", "kv.weight", 16, heads.kv_width)
+    for i in range(6):
+        q = b.attention(f"a{i}", q, k, k, heads)
+    return _finished(b, q)
+
+
+def _finished(b: ProgramBuilder, x: str) -> Program:
+    """Ends in logits of one row; a program without attention gets the smallest one, because a pool must exist."""
+    program = b.build(b.gather_rows("out", x))
+    if program.kv_layers:
+        return program
+    tiny = AttentionSpec(num_q_heads=1, num_kv_heads=1, head_dim=16, scale=1.0, rope=None)
+    t = b.embed("t", "tiny.weight", 16, tiny.q_width)
+    b.attention("t_out", t, t, t, tiny)
+    return b.build("out")
+
+
+@dataclass(frozen=True, slots=True)
+class _Zeros:
+    """A weight of zeros, and its own source."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: TensorType
+
+    @property
+    def nbytes(self) -> int:
+        rows = self.shape[0] if len(self.shape) > 1 else 1
+        return rows * self.type.row_bytes(self.shape[-1])
+
+
+class _ZeroSource:
+    def __init__(self, program: Program, types: dict[str, TensorType]) -> None:
+        self.tensors = {w.name: _Zeros(w.name, w.shape, types[w.name]) for w in program.weights.values()}
+
+    def read(self, name: str) -> NDArray[np.uint8]:
+        import numpy as np
+
+        tensor = self.tensors[name]
+        rows = tensor.shape[0] if len(tensor.shape) > 1 else 1
+        return np.zeros((rows, tensor.nbytes // rows), np.uint8)
+
+    def release(self, name: str) -> None:
+        pass
+
+
+class _Bench:
+    """A synthetic program, loaded; matrices of `weight_type`, everything else float32. A context manager."""
+
+    def __init__(self, backend: Backend, program: Program, weight_type: TensorType, threads: int) -> None:
+        types = {name: weight_type if name.startswith("layers.") else TENSOR_TYPES["f32"] for name in program.weights}
+        self.kv = KVCacheSpec(program.kv_layers, KV_TYPES["f16"])
+        self.program = backend.lower(program, types)
+        self._weight_bytes = backend.weight_bytes(self.program, types)
+        limits = StepLimits(MANY_ROWS, 1, 1, CONTEXT)
+        self._options = LoadOptions(CONTEXT // self.kv.block_tokens, limits, threads)
+        self._loaded: LoadedProgram = backend.load(
+            self.program, _ZeroSource(self.program, types), self.kv, self._options
+        )
+
+    def cost(self, shape: StepShape) -> OpCost:
+        return cost_of(self.program, shape, self.kv, self._weight_bytes.__getitem__).total
+
+    def seconds(self, num_tokens: int, context: int) -> float:
+        """The fastest of a few steps of `num_tokens` tokens that end at `context`."""
+        batch = _batch(num_tokens, context, self._options.num_blocks)
+        self._loaded.run(batch)
+        return min(_timed(lambda: self._loaded.run(batch)) for _ in range(REPETITIONS))
+
+    def fill(self, context: int) -> None:
+        """Write all K and V, so that later reads touch real memory."""
+        for end in range(MANY_ROWS, context + 1, MANY_ROWS):
+            self._loaded.run(_batch(MANY_ROWS, end, self._options.num_blocks))
+
+    def engine_overhead(self) -> float:
+        """Seconds that the engine's loop adds to a decode step of a small program: the median step."""
+        engine = Engine(
+            ProgramExecutor(self._loaded), self.kv, self._options.num_blocks, self._options.limits, vocab=16
+        )
+        engine.add_request(Request("probe", (1,), SamplingParams(max_tokens=33)))
+        extra = []
+        while engine.has_work:
+            start = time.perf_counter()
+            report = engine.step()
+            extra.append(time.perf_counter() - start - report.measured_s)
+        return sorted(extra)[len(extra) // 2]
+
+    def __enter__(self) -> _Bench:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loaded.close()
+
+
+def _timed(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def _batch(num_tokens: int, context: int, num_blocks: int) -> StepBatch:
+    """Tokens [context - num_tokens, context) of one request whose blocks are 0, 1, 2, ..."""
+    import numpy as np
+
+    from kvwise.spec.batch import StepBatch
+
+    positions = np.arange(context - num_tokens, context, dtype=np.int32)
+    return StepBatch(
+        token_ids=np.ones(num_tokens, np.int32),
+        positions=positions,
+        slot_mapping=positions,
+        query_starts=np.array([0, num_tokens], np.int32),
+        context_lens=np.array([context], np.int32),
+        block_tables=np.arange(num_blocks, dtype=np.int32)[None],
+        logits_rows=np.array([num_tokens - 1], np.int32),
+        block_copies=np.zeros((0, 2), np.int32),
+    )
