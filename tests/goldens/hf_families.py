@@ -256,6 +256,11 @@ FAMILIES: tuple[Family, ...] = (
         },
     ),
     Family(
+        "gemma2_head_scale",
+        {**_GEMMA2, "query_pre_attn_scalar": 32},
+        weights_of="gemma2",
+    ),
+    Family(
         "gemma3",
         _GEMMA3,
         matrix_std=0.15,
@@ -271,6 +276,11 @@ FAMILIES: tuple[Family, ...] = (
             "exact_gelu": {"hidden_activation": "gelu"},
             **_WINDOW_OFF_BY_ONE,
         },
+    ),
+    Family(
+        "gemma3_head_scale",
+        {**_GEMMA3, "query_pre_attn_scalar": 16},
+        weights_of="gemma3",
     ),
 )
 

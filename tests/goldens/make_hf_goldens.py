@@ -1,6 +1,6 @@
 """Makes tests/goldens/hf: tiny random models of every family and what Hugging Face transformers says of them.
 
-Run it in an environment of its own: `pip install torch==2.13.0 transformers==5.24.0 safetensors numpy`, then
+Run it in an environment of its own: `pip install torch==2.13.0 transformers==5.24.0 safetensors numpy gguf`, then
 `python tests/goldens/make_hf_goldens.py [family ...]`. Same versions, same machine kind: same bytes.
 
 Each folder holds config.json (as the hub writes it), config_resaved.json (the same facts as transformers 5
@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
+import gguf
 import numpy as np
 import torch
 import transformers
@@ -36,6 +37,7 @@ from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 OUT = Path(__file__).parent / "hf"
+MIXED = "mixed_quants"  # its GGUF file is made by make_quant_goldens.py
 ERROR_UNIT = 2.0**-20
 MIN_GAP = 0.01
 MIN_DISTINCT = 24
@@ -157,8 +159,9 @@ def error_units(float32: np.ndarray, float64: np.ndarray) -> np.ndarray:
     return units
 
 
-def write_golden(name: str, family: Family, weights: Weights) -> dict[str, object]:
+def write_golden(folder: Path, family: Family, weights: Weights) -> dict[str, object]:
     """Writes golden.npz of one folder and returns its row of summary.json."""
+    name = folder.name
     model = loaded_model(family.config, weights)
     seed, prompt, ids, cached_logits = find_prompt(model, name)
     forced = np.concatenate([prompt, ids[:-1]])
@@ -169,7 +172,7 @@ def write_golden(name: str, family: Family, weights: Weights) -> dict[str, objec
     if exact.dtype != np.float64 or not np.array_equal(exact[PROMPT_TOKENS - 1 :].argmax(1), ids):
         raise SystemExit(f"{name}: the float64 run chooses other tokens")
     np.savez_compressed(
-        OUT / name / "golden.npz",
+        folder / "golden.npz",
         prompt_ids=prompt,
         prompt_logits=prompt_logits,
         prompt_error_units=error_units(prompt_logits, exact[:PROMPT_TOKENS]),
@@ -265,19 +268,32 @@ def write_rounded_copy(name: str, dtype_name: str, weights: Weights) -> dict[str
     rounded = {key: tensor.to(getattr(torch, dtype_name)) for key, tensor in weights.items()}
     write_folder(name, family, rounded)
     in_float32 = Family(name, llama.config)
-    return write_golden(name, in_float32, {key: tensor.to(torch.float32) for key, tensor in rounded.items()})
+    return write_golden(OUT / name, in_float32, {key: tensor.to(torch.float32) for key, tensor in rounded.items()})
+
+
+def mixed_quants_weights(file: Path) -> Weights:
+    """The decoded weights of a llama GGUF file under their Hugging Face names, q and k rows in the half layout."""
+    tensors = {}
+    for tensor in gguf.GGUFReader(file).tensors:
+        values = torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32))
+        if tensor.name.endswith(("attn_q.weight", "attn_k.weight")):
+            values = values.reshape(-1, 16, 2, 256).transpose(1, 2).reshape(values.shape)
+        tensors[tensor.name] = values
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
+    model = empty_model(json.loads((file.parent / "config.json").read_text()), torch.float32)
+    return {name: tensors[names.get_name(name, try_suffixes=(".weight",))] for name in model.state_dict()}
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    wanted = set(sys.argv[1:]) or {*FAMILY_BY_NAME, *STORED_TYPES}
+    wanted = set(sys.argv[1:]) or {*FAMILY_BY_NAME, *STORED_TYPES, MIXED}
     summary_path = OUT / "summary.json"
     summary = json.loads(summary_path.read_text()) if summary_path.exists() else {}
     for family in FAMILIES:
         if family.name in wanted:
             weights = random_weights(FAMILY_BY_NAME[family.weights_of or family.name])
             write_folder(family.name, family, weights)
-            summary[family.name] = write_golden(family.name, family, weights)
+            summary[family.name] = write_golden(OUT / family.name, family, weights)
             print(family.name, json.dumps(summary[family.name]), flush=True)
     llama_weights = random_weights(FAMILY_BY_NAME["llama"])
     if "llama" in wanted:
@@ -286,6 +302,11 @@ def main() -> None:
         if name in wanted:
             summary[name] = write_rounded_copy(name, dtype_name, llama_weights)
             print(name, json.dumps(summary[name]), flush=True)
+    if MIXED in wanted:
+        folder = OUT.parent / MIXED
+        family = Family(MIXED, json.loads((folder / "config.json").read_text()))
+        summary[MIXED] = write_golden(folder, family, mixed_quants_weights(folder / f"{MIXED}.gguf"))
+        print(MIXED, json.dumps(summary[MIXED]), flush=True)
     summary["made_with"] = {
         "torch": torch.__version__,
         "transformers": transformers.__version__,
