@@ -260,4 +260,3 @@ class Engine:
             f" ({format_bytes(capacity * self._kv.bytes_per_token)})",
             action=f"what would fit: {'; or '.join(fixes)}",
         )
-

@@ -1,29 +1,32 @@
 """From a model's name to an engine that serves it: open, price, check against the machine, and only then load.
 
-    open_model ─▶ OpenedModel: files open, program lowered, every size known, no weight read
-                      │ .memory(settings)  what it will hold, row by row
-                      ▼
-                  .load(settings) ─▶ LoadedModel: weights and pool in memory, an Engine over them
+open_model ─▶ OpenedModel: files open, program lowered, every size known, no weight read
+                  │ .memory(settings)  what it will hold, row by row
+                  ▼
+              .load(settings) ─▶ LoadedModel: weights and pool in memory, an Engine over them
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from kvwise.backends import BACKENDS
 from kvwise.backends.price.price import Pricer
-from kvwise.backends.protocol import Backend, LoadedProgram, LoadOptions, MemoryNeeds, Progress
+from kvwise.backends.protocol import Backend, LoadedProgram, LoadOptions, Progress
 from kvwise.checkpoint.bundled import BUNDLED_NAME
 from kvwise.engine.engine import Engine
 from kvwise.engine.executor import ProgramExecutor
 from kvwise.errors import UsageError
 from kvwise.hardware.profile import DeviceProfile
+from kvwise.ledger.host import read_cpu_budget, read_host_memory
+from kvwise.ledger.memory import MemoryPlan, check_fits, measure_plan, plan_memory
+from kvwise.ledger.residency import process_resident_bytes
+from kvwise.ledger.rows import LedgerRow
 from kvwise.models import build_program
 from kvwise.program.ir import MatMul, Program
 from kvwise.spec.dtypes import TensorType
@@ -135,7 +138,7 @@ class OpenedModel:
         """Bytes of each weight as the backend holds and reads it."""
         return self.backend.weight_bytes(self.program, self.types)
 
-    def load_options(self, settings: Settings, progress: Progress | None = None) -> LoadOptions:
+    def load_options(self, settings: Settings) -> LoadOptions:
         """Every size that loading needs, from `settings`, the model and the machine. Raises UsageError."""
         context = settings.max_context or min(self.spec.max_positions, 4096)
         if context > self.spec.max_positions:
@@ -151,23 +154,26 @@ class OpenedModel:
             max_context=context,
         )
         num_blocks = max(ceil_div(pool_tokens, self.kv.block_tokens), settings.max_requests)
-        return LoadOptions(num_blocks, limits, settings.threads or _usable_threads(), progress)
+        return LoadOptions(num_blocks, limits, settings.threads or read_cpu_budget().usable_threads)
 
-    def memory_needs(self, options: LoadOptions) -> MemoryNeeds:
-        return self.backend.memory_needs(self.program, self.types, self.kv, options)
+    def plan(self, settings: Settings) -> MemoryPlan:
+        """What will be held, and what there is for it; the process as it is now counts as runtime. Reads no weights."""
+        # The tokenizer belongs to the runtime: built here, so that it is counted before the weights come.
+        _ = self.tokenizer
+        runtime = process_resident_bytes().nbytes or 0
+        options = self.load_options(settings)
+        return plan_memory(self.program, self.types, self.kv, options, self.backend, runtime, read_host_memory())
 
     def pricer(self, profile: DeviceProfile) -> Pricer:
         return Pricer(self.program, self.kv, self.weight_bytes, self.types, profile)
 
     def load(self, settings: Settings, progress: Progress | None = None) -> LoadedModel:
         """Check that it fits, then read the weights. Raises DoesNotFit with the arithmetic, before anything is read."""
-        options = self.load_options(settings, progress)
-        self.check_fits(options)
+        plan = self.plan(settings)
+        check_fits(plan, self.spec)
+        options = replace(plan.options, progress=progress)
         loaded = self.backend.load(self.program, self.checkpoint, self.kv, options)
-        return LoadedModel(self, loaded, replace(options, progress=None), settings)
-
-    def check_fits(self, options: LoadOptions) -> None:
-        """Raise DoesNotFit, naming the single changes that would make it fit. Reads no weights."""
+        return LoadedModel(self, loaded, plan, settings)
 
     def close(self) -> None:
         self.checkpoint.close()
@@ -175,15 +181,20 @@ class OpenedModel:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
 class LoadedModel:
     """Weights and KV pool in memory, and the engine over them. A context manager."""
 
-    def __init__(self, opened: OpenedModel, loaded: LoadedProgram, options: LoadOptions, settings: Settings) -> None:
-        self.opened, self.loaded, self.options = opened, loaded, options
+    def __init__(self, opened: OpenedModel, loaded: LoadedProgram, plan: MemoryPlan, settings: Settings) -> None:
+        self.opened, self.loaded, self.plan = opened, loaded, plan
+        options = plan.options
+        from kvwise.tokenizer import StreamDecoder
+
         tokenizer = opened.tokenizer
         self.engine = Engine(
             ProgramExecutor(loaded),
@@ -192,10 +203,14 @@ class LoadedModel:
             options.limits,
             vocab=opened.spec.vocab,
             stop_ids=tokenizer.stop_ids,
-            make_decoder=tokenizer.stream_decoder,
+            make_decoder=partial(StreamDecoder, tokenizer),
             prefix_cache=settings.prefix_cache,
             keep_kv=settings.keep_kv,
         )
+
+    def measure(self) -> tuple[LedgerRow, ...]:
+        """The plan's rows of memory with what is resident now, and the residual."""
+        return measure_plan(self.plan, self.loaded.buffers())
 
     def close(self) -> None:
         self.loaded.close()
@@ -203,9 +218,7 @@ class LoadedModel:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
-
-
-def _usable_threads() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,119 @@
+"""`kvwise run`: the cost, the answer, the receipt."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+
+from kvwise.cli import options as o
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+    from kvwise.backends.price.forecast import ResponseForecast
+    from kvwise.engine.state import RequestOutput
+    from kvwise.errors import NotMeasured
+    from kvwise.ledger.memory import MemoryPlan
+    from kvwise.ledger.rows import LedgerRow
+
+
+def run_command(
+    arguments: Annotated[Optional[list[str]], typer.Argument(metavar="[MODEL] PROMPT", show_default=False)] = None,  # noqa: UP045
+    max_tokens: o.MaxTokens = 256,
+    temperature: o.Temperature = 0.0,
+    top_k: o.TopK = 0,
+    top_p: o.TopP = 1.0,
+    min_p: o.MinP = 0.0,
+    seed: o.Seed = None,
+    stop: o.Stop = None,
+    min_tokens: o.MinTokens = 0,
+    ignore_eos: o.IgnoreEos = False,
+    raw: o.Raw = False,
+    context: o.Context = None,
+    threads: o.Threads = None,
+    kv_dtype: o.KvDtype = "f16",
+    backend: o.BackendName = "native",
+    as_json: o.Json = False,
+) -> None:
+    """Answer PROMPT (or standard input): the cost is told before the first token and measured after the last."""
+    from kvwise.cli.output import answer, people, print_json
+    from kvwise.cli.session import encode_prompt, forecast, load, model_and_prompt
+    from kvwise.engine.model import Settings, open_model
+    from kvwise.engine.receipt import receipt
+    from kvwise.errors import NotMeasured
+    from kvwise.spec.request import Request
+
+    sampling = o.sampling_params(max_tokens, min_tokens, temperature, top_k, top_p, min_p, seed, stop, ignore_eos)
+    model, prompt = model_and_prompt(arguments or [])
+    console = people()
+    with ExitStack() as stack:
+        opened = stack.enter_context(open_model(model, backend=backend, kv_dtype=kv_dtype))
+        prompt_ids = encode_prompt(opened, prompt, raw=raw)
+        needed = len(prompt_ids) + max_tokens - 1
+        settings = Settings(max_context=context or min(needed, opened.spec.max_positions), threads=threads)
+        expected = forecast(opened, settings, len(prompt_ids), max_tokens)
+        if not as_json:
+            console.print(plan_line(opened.plan(settings), expected), style="dim")
+        loaded = load(opened, settings, console, stack)
+        loaded.engine.add_request(Request("run", tuple(prompt_ids), sampling))
+        for report in loaded.engine.run():
+            if not as_json:
+                answer(report.parts[0].text)
+        output = loaded.engine.outputs["run"]
+        rows = receipt(loaded, None if isinstance(expected, NotMeasured) else expected, output)
+        if as_json:
+            print_json(run_json(output, rows))
+        else:
+            answer("\n")
+            print_receipt(rows, output, console)
+
+
+def plan_line(plan: MemoryPlan, expected: ResponseForecast | NotMeasured) -> str:
+    """One line with the plan, before anything is loaded."""
+    from kvwise.errors import NotMeasured
+    from kvwise.units import format_bytes, format_seconds
+
+    needs = plan.needs
+    memory = (
+        f"plan: {format_bytes(plan.total_bytes)} = weights {format_bytes(needs.weights_bytes)} + KV "
+        f"{format_bytes(needs.kv_pool_bytes)} ({plan.options.limits.max_context} tokens x "
+        f"{format_bytes(plan.kv.bytes_per_token)}) + activations "
+        f"{format_bytes(needs.arena_bytes + needs.logits_bytes + needs.tables_bytes)} + runtime "
+        f"{format_bytes(plan.runtime_bytes)}"
+    )
+    if isinstance(expected, NotMeasured):
+        return f"{memory}; time: {expected.problem}"
+    tpot = "" if expected.predicted_tpot_s is None else f", then {format_seconds(expected.predicted_tpot_s)} per token"
+    return f"{memory}; first of at most {expected.output_tokens} tokens in {format_seconds(expected.predicted_ttft_s)}{tpot}"
+
+
+def run_json(output: RequestOutput, rows: Sequence[LedgerRow]) -> dict[str, Any]:
+    return {
+        "text": output.text,
+        "prompt_ids": list(output.prompt_ids),
+        "ids": list(output.ids),
+        "finish_reason": output.finish_reason,
+        "ledger": [row.to_json() for row in rows],
+    }
+
+
+def print_receipt(rows: Sequence[LedgerRow], output: RequestOutput, console: Console) -> None:
+    """The table of predicted and measured, and a line about the tokens."""
+    from rich.table import Table
+
+    table = Table(title="receipt", title_justify="left")
+    for name in ("", "predicted", "measured", "error"):
+        table.add_column(name, justify="right" if name else "left")
+    for row in rows:
+        error = "" if row.error is None or row.name == "runtime" else f"{row.error:+.1%}"
+        table.add_row(row.label, row.format_value(row.predicted), row.format_value(row.measured), error)
+    console.print(table)
+    speed = "" if output.tpot_s is None else f", {1 / output.tpot_s:.1f} tokens/s after the first"
+    console.print(
+        f"{len(output.prompt_ids)} prompt tokens, {len(output.ids)} output tokens ({output.finish_reason}){speed}",
+        style="dim",
+    )
