@@ -183,7 +183,7 @@ class TestMatching:
 
     def test_a_name_of_no_family_is_unexpected(self, tmp_path: Path) -> None:
         path = write_gguf(tmp_path, [*llama_gguf_tensors(), GgufTensor("backdoor.weight", [8], 0, bytes(32))])
-        with open_checkpoint(path) as checkpoint, pytest.raises(CheckpointError, match="'backdoor.weight' is unexp"):
+        with open_checkpoint(path) as checkpoint, pytest.raises(CheckpointError, match=r"backdoor.* is unexpected"):
             match_tensors(SHAPES, checkpoint)
 
     def test_a_transposed_matrix_is_refused(self, tmp_path: Path) -> None:
@@ -240,9 +240,9 @@ class TestTiedHead:
     def test_a_head_that_differs_is_refused_when_the_embedding_is_read(
         self, tmp_path: Path, head: NDArray[Any]
     ) -> None:
-        with open_checkpoint(write_single(tmp_path, llama_weights() | {"lm_head.weight": head})) as checkpoint:
-            with pytest.raises(CheckpointError, match="tie_word_embeddings"):
-                checkpoint.read("embed.weight")
+        folder = write_single(tmp_path, llama_weights() | {"lm_head.weight": head})
+        with open_checkpoint(folder) as checkpoint, pytest.raises(CheckpointError, match="tie_word_embeddings"):
+            checkpoint.read("embed.weight")
 
     def test_an_untied_head_is_a_tensor_of_the_model(self, tmp_path: Path) -> None:
         weights = llama_weights() | {"lm_head.weight": np.ones((VOCAB, 32), np.float32)}
@@ -329,9 +329,8 @@ class TestHostileSizes:
 
     @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 0.0])
     def test_hyper_parameters_that_are_no_numbers_in_a_gguf(self, tmp_path: Path, value: float) -> None:
-        path = write_gguf(
-            tmp_path, llama_gguf_tensors(), **{"llama__attention__layer_norm_rms_epsilon": Typed(F32, value)}
-        )
+        change = Typed(F32, value)
+        path = write_gguf(tmp_path, llama_gguf_tensors(), llama__attention__layer_norm_rms_epsilon=change)
         with pytest.raises(SpecError):
             open_checkpoint(path)
 
@@ -364,6 +363,18 @@ class TestHostileSizes:
             np.testing.assert_array_equal(values(checkpoint, "embed.weight"), WEIGHTS["embed.weight"])
 
 
+def refusal(path: Path) -> str:
+    """What opening, matching and reading everything is refused with; empty if it all works. Lets no other error by."""
+    try:
+        with open_checkpoint(path) as checkpoint:
+            match_tensors(SHAPES, checkpoint)
+            for name in checkpoint.tensors:
+                checkpoint.read(name)
+    except KvwiseError as error:
+        return str(error)
+    return ""
+
+
 SMALL = llama_gguf()
 HEADER_BYTES = len(gguf_bytes(llama_metadata(), llama_gguf_tensors())) - sum(len(t.raw) for t in llama_gguf_tensors())
 
@@ -377,23 +388,16 @@ def test_changed_header_bytes_open_or_give_one_clear_error(
         raw[at] = value
     path = tmp_path_factory.getbasetemp() / "fuzzed.gguf"
     path.write_bytes(bytes(raw))
-    try:
-        with open_checkpoint(path) as checkpoint:
-            match_tensors(SHAPES, checkpoint)
-            for name in checkpoint.tensors:
-                checkpoint.read(name)
-    except KvwiseError as error:
-        assert len(str(error)) < 2000
+    assert len(refusal(path)) < 2000
 
 
-@given(
-    st.dictionaries(
-        st.sampled_from(sorted(llama_config())),
-        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.lists(st.integers(), max_size=3)
-        | st.dictionaries(st.text(max_size=5), st.integers(), max_size=2),
-        min_size=1,
-    )
-)  # fmt: skip
+JSON_SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+JSON_VALUES = (
+    JSON_SCALARS | st.lists(JSON_SCALARS, max_size=3) | st.dictionaries(st.text(max_size=5), JSON_SCALARS, max_size=2)
+)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(llama_config())), JSON_VALUES, min_size=1))
 def test_a_changed_config_opens_or_gives_one_clear_error(
     tmp_path_factory: pytest.TempPathFactory, changes: dict[str, Any]
 ) -> None:
@@ -401,11 +405,7 @@ def test_a_changed_config_opens_or_gives_one_clear_error(
     folder.mkdir(exist_ok=True)
     (folder / "model.safetensors").write_bytes(safetensors_bytes(llama_weights()))
     (folder / "config.json").write_text(json.dumps(llama_config(**changes)))
-    try:
-        with open_checkpoint(folder) as checkpoint:
-            match_tensors(SHAPES, checkpoint)
-    except KvwiseError as error:
-        assert len(str(error)) < 2000
+    assert len(refusal(folder)) < 2000
 
 
 def test_the_bundled_model_holds_exactly_its_programs_tensors(bundled_model: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -59,15 +60,14 @@ def test_sound_text_keeps_its_types() -> None:
 @given(st.binary(max_size=60))
 def test_any_bytes_give_an_object_or_a_clear_error(raw: bytes) -> None:
     try:
-        assert isinstance(parse_json_object(b"{" + raw, "x"), dict)
-    except CheckpointError as error:
-        assert len(str(error)) < 500
+        parsed = parse_json_object(b"{" + raw, "x")
+    except CheckpointError:
+        return
+    assert isinstance(parsed, dict)
 
 
 @given(st.dictionaries(st.text(), st.floats(allow_nan=True, allow_infinity=True)))
 def test_numbers_that_come_through_are_finite(values: dict[str, float]) -> None:
-    import json
-
     try:
         parsed = parse_json_object(json.dumps(values).encode(), "x")
     except CheckpointError:
