@@ -65,7 +65,7 @@ def _theta(parameters: Fields | None, config: Fields, name: str, default: float)
 
 def _check_all_dims_rotate(config: Fields, parameters: Fields) -> None:
     for fields in (config, parameters):
-        if fields.number("partial_rotary_factor", 1.0) != 1.0:
+        if "partial_rotary_factor" in fields and fields.number("partial_rotary_factor") != 1.0:
             raise fields.wrong("partial_rotary_factor", "1: the known families rotate whole heads")
 
 

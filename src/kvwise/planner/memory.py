@@ -1,0 +1,276 @@
+"""What a model costs in memory, from a file, a folder, a bare config.json or its shape alone; reads no weights.
+
+    weights   as stored: the file's tensor list; from a config: the program's shapes in the publisher's type
+    KV        bytes per token x tokens, for the context and batch asked for and for a table of them
+    arena     what the engine's step needs beside them, at its default limits
+
+16-bit K and V unless asked otherwise. Bytes come from the specs and from the ledger's plan; nothing is computed twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from kvwise.backends import BACKENDS
+from kvwise.backends.protocol import Backend, LoadOptions
+from kvwise.errors import BackendError, UsageError
+from kvwise.ledger.host import HostMemory, read_host_memory
+from kvwise.ledger.memory import MemoryPlan, plan_memory
+from kvwise.models import build_program
+from kvwise.planner.plan import Alternative, KVCell, Plan
+from kvwise.planner.sizes import (
+    StoredSizes,
+    check_rows_divide,
+    runs_on,
+    stored_bytes,
+    uniform_types,
+    weight_type,
+)
+from kvwise.program.ir import Program
+from kvwise.spec.dtypes import TensorType
+from kvwise.spec.hf_config import spec_from_config
+from kvwise.spec.kv import KV_TYPES, KVCacheSpec, LayerKV
+from kvwise.spec.model import MAX_LAYERS, MAX_WIDTH, LayerSpec, ModelSpec, check_spec
+from kvwise.spec.shape import StepLimits
+
+TABLE_CONTEXTS: Final = (2048, 8192, 32768)
+TABLE_BATCHES: Final = (1, 8, 32)
+DEFAULT_CONTEXT: Final = 4096  # as the engine's, where the model allows it
+DEFAULT_STEP_TOKENS: Final = 512  # likewise
+MAX_TOKENS: Final = 2**40
+MAX_PARAMS: Final = 1e18
+
+
+def plan(
+    model: str | Path | Mapping[str, object] | ModelSpec,
+    *,
+    context: int | None = None,
+    batch: int = 1,
+    kv_dtype: str = "f16",
+    weights: str | None = None,
+    memory_limit: int | None = None,
+    host: HostMemory | None = None,
+    backend: str = "native",
+) -> Plan:
+    """The memory that `model` takes; reads headers and configs, no weights.
+
+    model: a GGUF or safetensors file, a folder, a config.json, a name that resolves to one of these, a parsed config
+    or a ModelSpec. context: tokens of each of `batch` requests; default: the engine's. weights: plan for this type
+    instead of the stored one. memory_limit: bytes to compare with instead of all that `host` (default: this
+    machine) has available.
+    Raises UsageError, ModelNotFound, CheckpointError, SpecError or UnknownArchitecture.
+    """
+    described = _describe(model)
+    spec = described.spec
+    context = _check_tokens("context", context or min(spec.max_positions, DEFAULT_CONTEXT))
+    batch = _check_tokens("batch", batch)
+    kv = KVCacheSpec.of(spec, kv_dtype)
+    program, types = described.program, described.types
+    if weights is not None:
+        check_rows_divide(program, weight_type(weights))
+        types = uniform_types(program, weight_type(weights))
+    host = host or read_host_memory()
+    options = _options(kv, context, batch)
+    memory = _memory_plan(program, types, kv, options, backend, host, memory_limit)
+    return Plan(
+        model=described.name,
+        source=described.source,
+        family=spec.family,
+        parameters=program.num_parameters,
+        weight_bytes=sum(stored_bytes(program, types).values()),
+        weight_type=_type_names(types),
+        kv=kv,
+        context=context,
+        batch=batch,
+        kv_table=_kv_table(kv, context, batch),
+        alternatives=_alternatives(spec, kv, context, batch),
+        host=host,
+        memory_limit=memory_limit,
+        memory=memory,
+        spec=spec,
+        notes=_notes(spec, context),
+    )
+
+
+def plan_shape(
+    *,
+    params: float,
+    layers: int,
+    kv_heads: int,
+    head_dim: int,
+    q_heads: int | None = None,
+    context: int | None = None,
+    batch: int = 1,
+    kv_dtype: str = "f16",
+    weights: str = "bf16",
+    memory_limit: int | None = None,
+    host: HostMemory | None = None,
+) -> Plan:
+    """The same for a shape alone: weights are params x bits, K and V are layers x KV heads x head_dim.
+
+    Without `q_heads` there is no telling what MHA would cost. Raises UsageError.
+    """
+    if not 1 <= params <= MAX_PARAMS:  # false for NaN
+        raise UsageError(f"params is {params}", expected=f"1 to {MAX_PARAMS:g}")
+    _check_range("layers", layers, MAX_LAYERS)
+    for name, value in (("kv_heads", kv_heads), ("head_dim", head_dim), ("q_heads", q_heads or kv_heads)):
+        _check_range(name, value, MAX_WIDTH)
+    if (q_heads or kv_heads) % kv_heads:
+        raise UsageError(f"{q_heads} query heads can't share {kv_heads} KV heads evenly")
+    context = _check_tokens("context", context or DEFAULT_CONTEXT)
+    batch = _check_tokens("batch", batch)
+    kv = KVCacheSpec((LayerKV(kv_heads, head_dim, head_dim, None),) * layers, KV_TYPES[kv_dtype])
+    stored_as = weight_type(weights)
+    parameters = round(params)
+    blocks = -(-parameters // stored_as.block_elements)
+    return Plan(
+        model=f"{layers} layers x {kv_heads} KV heads x {head_dim}",
+        source="shape",
+        family=None,
+        parameters=parameters,
+        weight_bytes=blocks * stored_as.block_bytes,
+        weight_type=stored_as.name,
+        kv=kv,
+        context=context,
+        batch=batch,
+        kv_table=_kv_table(kv, context, batch),
+        alternatives=tuple(
+            _alternative(
+                name, replace(kv, layers=(LayerKV(heads, head_dim, head_dim, None),) * layers), None, context, batch
+            )
+            for name, heads in (("mha", q_heads), ("mqa", 1))
+            if heads
+        ),
+        host=host or read_host_memory(),
+        memory_limit=memory_limit,
+        memory=None,
+        spec=None,
+        notes=("a shape has no program: activations and logits are not in the total",),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Described:
+    """A model with the types its weights are stored in."""
+
+    name: str
+    source: str
+    spec: ModelSpec
+    program: Program
+    types: Mapping[str, TensorType]
+
+
+def _describe(model: str | Path | Mapping[str, object] | ModelSpec) -> _Described:
+    if isinstance(model, ModelSpec):
+        return _from_spec(check_spec(model), model.name or model.family, "spec")
+    if isinstance(model, Mapping):
+        spec = spec_from_config(model)
+        return _from_spec(spec, spec.family, "config")
+    from kvwise.checkpoint import match_tensors, open_checkpoint, read_config
+    from kvwise.checkpoint.resolve import resolve_model
+
+    path = resolve_model(str(model), weights=False)
+    if path.suffix == ".json" or _holds_only_a_config(path):
+        where = path if path.is_dir() else path.parent
+        return _from_spec(spec_from_config(read_config(path)), where.name or str(model), "config.json")
+    with open_checkpoint(path) as checkpoint:
+        program = build_program(checkpoint.spec)
+        match_tensors(program.expected_shapes, checkpoint)
+        types = {name: checkpoint.tensors[name].type for name in program.weights}
+        name = checkpoint.spec.name or path.stem
+        return _Described(name, checkpoint.format, checkpoint.spec, program, types)
+
+
+def _holds_only_a_config(path: Path) -> bool:
+    return path.is_dir() and not any(path.glob("*.gguf")) and not any(path.glob("*.safetensors"))
+
+
+def _from_spec(spec: ModelSpec, name: str, source: str) -> _Described:
+    program = build_program(spec)
+    return _Described(name, source, spec, program, uniform_types(program, weight_type(spec.source_dtype)))
+
+
+def _options(kv: KVCacheSpec, context: int, batch: int) -> LoadOptions:
+    """What the engine would load with for `batch` requests of `context` tokens, at its default step size."""
+    step_tokens = max(min(DEFAULT_STEP_TOKENS, context * batch), batch)
+    limits = StepLimits(max_tokens=step_tokens, max_logits_rows=batch, max_requests=batch, max_context=context)
+    return LoadOptions(num_blocks=batch * kv.blocks_for(context), limits=limits)
+
+
+def _memory_plan(
+    program: Program,
+    types: Mapping[str, TensorType],
+    kv: KVCacheSpec,
+    options: LoadOptions,
+    backend_name: str,
+    host: HostMemory,
+    memory_limit: int | None,
+) -> MemoryPlan:
+    """By the backend that would run it; by what is stored where none here can."""
+    backend = _backend(backend_name) if runs_on(backend_name, types) else None
+    if backend is not None:
+        with suppress(BackendError):  # a weight type that it can't run
+            lowered = backend.lower(program, types)
+            return plan_memory(lowered, types, kv, options, backend, 0, host, memory_limit=memory_limit)
+    return plan_memory(program, types, kv, options, StoredSizes(), 0, host, memory_limit=memory_limit)
+
+
+def _backend(name: str) -> Backend | None:
+    """None where the extension it needs is not built."""
+    try:
+        return BACKENDS[name]
+    except ImportError:
+        return None
+
+
+def _kv_table(kv: KVCacheSpec, context: int, batch: int) -> tuple[KVCell, ...]:
+    contexts = sorted({*TABLE_CONTEXTS, context})
+    batches = sorted({*TABLE_BATCHES, batch})
+    return tuple(
+        KVCell(n, b, b * kv.kv_stored_bytes(n), b * kv.kv_stored_bytes(n, evict_windows=True))
+        for n in contexts
+        for b in batches
+    )
+
+
+def _alternatives(spec: ModelSpec, kv: KVCacheSpec, context: int, batch: int) -> tuple[Alternative, ...]:
+    out = []
+    for name in ("mha", "mqa"):
+        other = replace(spec, layers=tuple(_with_kv_heads(layer, mha=name == "mha") for layer in spec.layers))
+        cache = KVCacheSpec.of(other, kv.kv_type.name, kv.block_tokens)
+        out.append(_alternative(name, cache, build_program(other).num_parameters, context, batch))
+    return tuple(out)
+
+
+def _with_kv_heads(layer: LayerSpec, *, mha: bool) -> LayerSpec:
+    heads = layer.attention.num_q_heads if mha else 1
+    return replace(layer, attention=replace(layer.attention, num_kv_heads=heads))
+
+
+def _alternative(name: str, kv: KVCacheSpec, parameters: int | None, context: int, batch: int) -> Alternative:
+    heads = max(layer.num_kv_heads for layer in kv.layers)
+    return Alternative(name, heads, parameters, kv.bytes_per_token, batch * kv.kv_stored_bytes(context))
+
+
+def _type_names(types: Mapping[str, TensorType]) -> str:
+    return ", ".join(dict.fromkeys(t.name for t in types.values()))
+
+
+def _notes(spec: ModelSpec, context: int) -> tuple[str, ...]:
+    if context <= spec.max_positions:
+        return spec.notes
+    return (*spec.notes, f"a context of {context:,} tokens is beyond the model's {spec.max_positions:,} positions")
+
+
+def _check_tokens(name: str, value: int) -> int:
+    return _check_range(name, value, MAX_TOKENS)
+
+
+def _check_range(name: str, value: int, high: int) -> int:
+    if not 1 <= value <= high:
+        raise UsageError(f"{name} is {value}", expected=f"1 to {high:,}")
+    return value

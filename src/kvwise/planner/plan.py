@@ -1,0 +1,181 @@
+"""The result of planning: every figure of `kvwise plan`, and its JSON. Holds and sums; computes no size itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from kvwise.errors import DoesNotFit
+from kvwise.ledger.host import HostMemory
+from kvwise.ledger.memory import MemoryPlan, check_fits
+from kvwise.ledger.rows import LedgerRow, largest_residual_bytes
+from kvwise.planner.sizes import PLAIN_BITS, plain_weight_bytes
+from kvwise.spec.kv import KVCacheSpec
+from kvwise.spec.model import ModelSpec
+from kvwise.units import format_bytes
+
+JSON_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class KVCell:
+    """K and V of `batch` requests of `context` tokens each, exact tokens.
+
+    windowed_bytes: where layers with a window keep no more than their window.
+    """
+
+    context: int
+    batch: int
+    stored_bytes: int
+    windowed_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """The same model with as many KV heads as query heads ("mha") or with one ("mqa")."""
+
+    name: str
+    num_kv_heads: int
+    parameters: int | None
+    kv_bytes_per_token: int
+    kv_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Every figure of `kvwise plan`. `memory` is None for a shape alone, which has no program.
+
+    weight_bytes: as stored, or in the type asked for. kv_bytes: context x batch, exact tokens.
+    """
+
+    model: str
+    source: str
+    family: str | None
+    parameters: int
+    weight_bytes: int
+    weight_type: str
+    kv: KVCacheSpec
+    context: int
+    batch: int
+    kv_table: tuple[KVCell, ...]
+    alternatives: tuple[Alternative, ...]
+    host: HostMemory
+    memory_limit: int | None
+    memory: MemoryPlan | None
+    spec: ModelSpec | None
+    notes: tuple[str, ...]
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """All layers."""
+        return self.kv.bytes_per_token
+
+    @property
+    def kv_bytes_per_token_growing(self) -> int:
+        """Layers without a window."""
+        return self.kv.bytes_per_token_growing
+
+    @property
+    def kv_bytes(self) -> int:
+        return self.batch * self.kv.kv_stored_bytes(self.context)
+
+    @property
+    def weight_bytes_at(self) -> dict[str, int]:
+        """Bytes of all parameters at plain widths, without scales."""
+        return {name: plain_weight_bytes(self.parameters, name) for name in PLAIN_BITS}
+
+    @property
+    def arena_bytes(self) -> int | None:
+        return None if self.memory is None else self.memory.needs.arena_bytes
+
+    @property
+    def logits_bytes(self) -> int | None:
+        return None if self.memory is None else self.memory.needs.logits_bytes
+
+    @property
+    def rows(self) -> tuple[LedgerRow, ...]:
+        """The ledger's rows, predicted."""
+        if self.memory is not None:
+            return tuple(row for row in self.memory.rows if row.predicted)
+        return (
+            LedgerRow("weights", self.weight_bytes, None, "B", "formula: parameters"),
+            LedgerRow("kv_pool", self.kv_bytes, None, "B", f"formula: {self.context * self.batch} tokens"),
+        )
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weight_bytes + self.kv_bytes if self.memory is None else self.memory.total_bytes
+
+    @property
+    def budget_bytes(self) -> int:
+        """What there is: this machine's available memory, or the limit asked about."""
+        if self.memory is not None:
+            return self.memory.budget_bytes
+        return self.host.available_bytes if self.memory_limit is None else self.memory_limit
+
+    @property
+    def fits(self) -> bool:
+        """Whether the total, and the reserve that the ledger allows beside it, is within the budget."""
+        if self.memory is not None:
+            return self.memory.fits
+        return self.total_bytes + largest_residual_bytes(self.total_bytes) <= self.budget_bytes
+
+    def check_fits(self) -> None:
+        """Raise DoesNotFit with the arithmetic and the single changes that would make it fit."""
+        if self.memory is not None:
+            check_fits(self.memory, self.spec)
+        elif not self.fits:
+            raise DoesNotFit(
+                f"this shape needs {format_bytes(self.total_bytes)}: weights {format_bytes(self.weight_bytes)} + KV "
+                f"{format_bytes(self.kv_bytes)}",
+                expected=f"at most {format_bytes(self.budget_bytes)}",
+            )
+
+    def to_json(self) -> dict[str, object]:
+        """Everything, in plain types; `version` grows when a name changes its meaning."""
+        return {
+            "version": JSON_VERSION,
+            "model": self.model,
+            "source": self.source,
+            "family": self.family,
+            "parameters": self.parameters,
+            "weight_bytes": self.weight_bytes,
+            "weight_type": self.weight_type,
+            "weight_bytes_at": self.weight_bytes_at,
+            "kv_dtype": self.kv.kv_type.name,
+            "kv_bytes_per_token": self.kv_bytes_per_token,
+            "kv_bytes_per_token_growing": self.kv_bytes_per_token_growing,
+            "context": self.context,
+            "batch": self.batch,
+            "kv_bytes": self.kv_bytes,
+            "kv_table": [
+                {
+                    "context": cell.context,
+                    "batch": cell.batch,
+                    "bytes": cell.stored_bytes,
+                    "windowed_bytes": cell.windowed_bytes,
+                }
+                for cell in self.kv_table
+            ],
+            "alternatives": {
+                a.name: {
+                    "kv_heads": a.num_kv_heads,
+                    "parameters": a.parameters,
+                    "kv_bytes_per_token": a.kv_bytes_per_token,
+                    "kv_bytes": a.kv_bytes,
+                }
+                for a in self.alternatives
+            },
+            "arena_bytes": self.arena_bytes,
+            "logits_bytes": self.logits_bytes,
+            "ledger": [row.to_json() for row in self.rows],
+            "total_bytes": self.total_bytes,
+            "available_bytes": self.budget_bytes,
+            "available_source": "limit asked about" if self._limited else self.host.source,
+            "fits": self.fits,
+            "notes": list(self.notes),
+        }
+
+    @property
+    def _limited(self) -> bool:
+        return self.memory_limit is not None and self.budget_bytes == self.memory_limit

@@ -1,0 +1,101 @@
+"""Sizes of a model that is only described: weights in any number format, and a backend that allocates nothing.
+
+Owns the names of the formats that `plan` speaks of. Reads no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from kvwise.backends.protocol import LoadedProgram, LoadOptions, MemoryNeeds
+from kvwise.errors import BackendError, SpecError, UsageError
+from kvwise.program.arena import plan_arena
+from kvwise.program.ir import Program, Role
+from kvwise.spec.dtypes import TENSOR_TYPES, TensorType
+from kvwise.spec.kv import KV_TYPES, KVCacheSpec
+from kvwise.spec.weights import WeightSource
+from kvwise.units import ceil_div
+
+# Formats without scales: bits times parameters, as tables of model sizes have them.
+PLAIN_BITS: Final[Mapping[str, int]] = {"fp32": 32, "bf16": 16, "fp16": 16, "int8": 8, "int4": 4}
+_PLAIN_TYPES: Final[Mapping[str, TensorType]] = {
+    "fp32": TENSOR_TYPES["f32"],
+    "fp16": TENSOR_TYPES["f16"],
+    "int8": TensorType("int8", 1, 1, None),
+    "int4": TensorType("int4", 2, 1, None),
+}
+_VECTOR_TYPE: Final = TENSOR_TYPES["f32"]  # GGUF keeps norms and biases in f32 beside quantized matrices
+
+
+def plain_weight_bytes(parameters: int, name: str) -> int:
+    """Bytes of `parameters` numbers of PLAIN_BITS[name] bits each, without scales."""
+    return ceil_div(parameters * PLAIN_BITS[name], 8)
+
+
+def weight_type(name: str) -> TensorType:
+    """The format called `name`: a tensor type, or fp32, fp16, int8, int4. Raises UsageError."""
+    if name in _PLAIN_TYPES:
+        return _PLAIN_TYPES[name]
+    if name in TENSOR_TYPES:
+        return TENSOR_TYPES[name]
+    known = ", ".join(dict.fromkeys((*PLAIN_BITS, *TENSOR_TYPES)))
+    raise UsageError(f"unknown weight type {name!r}", expected=f"one of {known}")
+
+
+def uniform_types(program: Program, weights: TensorType) -> dict[str, TensorType]:
+    """Every weight stored as `weights`; beside block types vectors stay f32, as do rows that blocks don't divide."""
+    types = {}
+    for weight in program.weights.values():
+        as_vector = weight.role is Role.VECTOR and not weights.is_float and weights.ggml_id is not None
+        divides = weight.shape[-1] % weights.block_elements == 0
+        types[weight.name] = weights if divides and not as_vector else _VECTOR_TYPE
+    return types
+
+
+def stored_bytes(program: Program, types: Mapping[str, TensorType]) -> dict[str, int]:
+    """Bytes of each weight as a file holds it."""
+    out = {}
+    for weight in program.weights.values():
+        *rows, width = weight.shape
+        out[weight.name] = (rows[0] if rows else 1) * types[weight.name].row_bytes(width)
+    return out
+
+
+class StoredSizes:
+    """A backend that holds weights as they are stored and runs nothing: what any engine needs at least."""
+
+    name = "stored"
+    kv_types = tuple(KV_TYPES)
+
+    def lower(self, program: Program, types: Mapping[str, TensorType]) -> Program:
+        return program
+
+    def weight_bytes(self, program: Program, types: Mapping[str, TensorType]) -> dict[str, int]:
+        return stored_bytes(program, types)
+
+    def memory_needs(
+        self, program: Program, types: Mapping[str, TensorType], kv: KVCacheSpec, options: LoadOptions
+    ) -> MemoryNeeds:
+        arena = plan_arena(program, options.limits)
+        weights = sum(self.weight_bytes(program, types).values())
+        pool = options.num_blocks * kv.bytes_per_block
+        return MemoryNeeds(weights, pool, arena.total_bytes, arena.logits_bytes, 0)
+
+    def load(self, program: Program, source: WeightSource, kv: KVCacheSpec, options: LoadOptions) -> LoadedProgram:
+        raise BackendError("this backend only knows sizes", action="load with native or reference")
+
+
+def runs_on(backend_name: str, types: Mapping[str, TensorType]) -> bool:
+    """Whether the weights' formats are ones that engines read at all: not int8 or int4 without scales."""
+    return backend_name != StoredSizes.name and all(t.ggml_id is not None for t in types.values())
+
+
+def check_rows_divide(program: Program, weights: TensorType) -> None:
+    """Raise SpecError if no matrix can be stored as `weights`."""
+    matrices = [w for w in program.weights.values() if w.role is not Role.VECTOR]
+    if all(w.shape[-1] % weights.block_elements for w in matrices):
+        raise SpecError(
+            f"no matrix of this model can be stored as {weights.name}",
+            expected=f"rows of a multiple of {weights.block_elements} elements",
+        )
