@@ -1,7 +1,7 @@
 """The command line's entry: the table of commands, and the one place where an error becomes an exit code.
 
-Exit codes: 0 ok, 1 the run failed, 2 bad usage or input, 3 does not fit, 130 interrupted. Everything heavy is imported by a
-command when it runs, so that --help stays fast.
+Exit codes: 0 ok, 1 the run failed, 2 bad usage or input, 3 does not fit, 130 interrupted. Everything heavy is
+imported by a command when it runs, so that --help stays fast.
 """
 
 from __future__ import annotations

@@ -87,8 +87,9 @@ def plan_line(plan: MemoryPlan, expected: ResponseForecast | NotMeasured) -> str
     )
     if isinstance(expected, NotMeasured):
         return f"{memory}; time: {expected.problem}"
+    ttft = format_seconds(expected.predicted_ttft_s)
     tpot = "" if expected.predicted_tpot_s is None else f", then {format_seconds(expected.predicted_tpot_s)} per token"
-    return f"{memory}; first of at most {expected.output_tokens} tokens in {format_seconds(expected.predicted_ttft_s)}{tpot}"
+    return f"{memory}; first of at most {expected.output_tokens} tokens in {ttft}{tpot}"
 
 
 def run_json(output: RequestOutput, rows: Sequence[LedgerRow]) -> dict[str, Any]:

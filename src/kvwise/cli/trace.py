@@ -115,8 +115,8 @@ def _summarise(rows: Sequence[TraceRow], console: Console, *, cached: bool) -> N
     flops, uncached_flops = sum(r.flops for r in rows), sum(r.uncached_flops for r in rows)
     if cached:
         console.print(
-            f"computed {computed} positions, {flops / 1e9:.2f} GFLOP; without a cache it would have been {anew} positions, "
-            f"{uncached_flops / 1e9:.2f} GFLOP: {uncached_flops / flops:.1f} times the work."
+            f"computed {computed} positions, {flops / 1e9:.2f} GFLOP; without a cache it would have been {anew} "
+            f"positions, {uncached_flops / 1e9:.2f} GFLOP: {uncached_flops / flops:.1f} times the work."
         )
     else:
         console.print(f"computed {computed} positions, {flops / 1e9:.2f} GFLOP, nothing kept between steps.")
