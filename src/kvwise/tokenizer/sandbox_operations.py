@@ -28,10 +28,10 @@ _SAME_SIZE_STR: Final = (
     "capitalize casefold count endswith find index isalnum isalpha isascii isdecimal isdigit isidentifier islower "
     "isnumeric isprintable isspace istitle isupper lower lstrip partition removeprefix removesuffix rfind rindex "
     "rpartition rsplit rstrip split splitlines startswith strip swapcase title upper"
-).split()  # noqa: SIM905
+)
 _PADDING_STR: Final = ("center", "ljust", "rjust", "zfill")
 METHODS: Final[Mapping[type, frozenset[str]]] = {
-    str: frozenset([*_SAME_SIZE_STR, *_PADDING_STR, "replace", "join"]),
+    str: frozenset([*_SAME_SIZE_STR.split(), *_PADDING_STR, "replace", "join"]),
     list: frozenset(["count", "index"]),
     tuple: frozenset(["count", "index"]),
     dict: frozenset(["get", "items", "keys", "values"]),

@@ -39,7 +39,7 @@ _STEPS_OF_A_FILTER: Final = 8  # some walk or sort all that they are given
 _BOUNDED_FILTERS: Final = (
     "abs capitalize count d default dictsort first float groupby int items last length lower map max min reject "
     "rejectattr reverse select selectattr sort title trim truncate unique upper wordcount"
-).split()  # noqa: SIM905
+)
 _MAKE_CONTAINERS: Final = {"dictsort", "groupby", "reverse", "sort"}
 _STRFTIME: Final = re.compile(r"(?:[^%]|%[-_0^#]?[A-Za-z%])*")
 
@@ -201,7 +201,7 @@ def _escape(text: object) -> str:
 
 
 FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
-    **{name: _bounded(name, JINJA_FILTERS[name]) for name in _BOUNDED_FILTERS},
+    **{name: _bounded(name, JINJA_FILTERS[name]) for name in _BOUNDED_FILTERS.split()},
     "batch": _batch,
     "center": _center,
     "e": _escape,
