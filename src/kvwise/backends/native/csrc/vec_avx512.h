@@ -3,6 +3,7 @@
 
 #if defined(__GNUC__) && !defined(__clang__)
 // GCC 12 takes the deliberately undefined operands inside its own intrinsics for a mistake (GCC bug 105593).
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 

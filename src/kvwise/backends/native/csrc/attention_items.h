@@ -1,0 +1,120 @@
+// How one attention op is cut into work items, and the sizes of what they need. Arithmetic on shapes only.
+//
+//   a request that computes several tokens:  (KV head, tile of query positions), the last positions first
+//   a request that computes one token:       (KV head), or (KV head, span) where the context has several spans and the
+//                                            memory for the spans' partial results is still free
+#pragma once
+
+#include "attention_tile.h"
+#include "kernel_table.h"
+
+namespace kvw::KVW_ISA {
+
+// A tile has about this many query rows (positions times the query heads of a KV head): enough that converting K and
+// V to float32 is paid back, few enough that the scores of a span stay in the second-level cache.
+constexpr int kTileRows = 48;
+
+KVW_INLINE int group_of(const AttentionArgs& a) { return a.num_q_heads / a.num_kv_heads; }
+KVW_INLINE int positions_per_tile(int group) { return group < kTileRows ? kTileRows / group : 1; }
+KVW_INLINE int padded_dim(int head_dim) { return (head_dim + 15) / 16 * 16; }
+KVW_INLINE int first_visible(int position, int window) {
+  return window > 0 && position + 1 > window ? position + 1 - window : 0;
+}
+
+// What a span of a split decode leaves for the combination, per query head:
+//   floats  maximum | sum | 14 unused | out[padded head_dim], not yet divided
+// After kSplitCounters int32 counters, one per (request, KV head): how many of its spans are done. They are zero
+// between ops: the item that completes the count combines, and sets it back.
+constexpr int kSplitCounters = 4096;
+constexpr int kPartialHeader = 16;
+KVW_INLINE int64_t partial_floats(int head_dim) { return kPartialHeader + padded_dim(head_dim); }
+KVW_INLINE int64_t span_partial_bytes(int num_q_heads, int head_dim) {
+  return 4 * num_q_heads * partial_floats(head_dim);
+}
+static size_t attention_shared_bytes(int num_q_heads, int, int head_dim, int64_t max_context) {
+  const int64_t spans = (max_context + kSpanTokens - 1) / kSpanTokens;
+  return static_cast<size_t>(4 * kSplitCounters + spans * span_partial_bytes(num_q_heads, head_dim));
+}
+KVW_INLINE int64_t spans_that_fit(const AttentionArgs& a) {
+  const int64_t bytes = static_cast<int64_t>(a.shared_bytes) - 4 * kSplitCounters;
+  if (a.shared == nullptr || bytes <= 0) return 0;
+  const int64_t fit = bytes / span_partial_bytes(a.num_q_heads, a.head_dim);
+  return fit < kSplitCounters / a.num_kv_heads ? fit : kSplitCounters / a.num_kv_heads;
+}
+
+// One thread's floats, in this order (P = padded head_dim, rows = the rows of a tile):
+//   queries[rows][kQueryStride] scores[rows][kScoreStride] span_out[rows][P] total_out[rows][P]
+//   K or V of four blocks as float32 [4][16 · P]   maximum, sum, total_maximum, total_sum [rows each]
+KVW_INLINE int64_t tile_rows(int group) {
+  const int64_t rows = static_cast<int64_t>(group) * positions_per_tile(group);
+  return (rows + 15) / 16 * 16;
+}
+static size_t attention_scratch_bytes(int num_q_heads, int num_kv_heads, int head_dim) {
+  const int64_t rows = tile_rows(num_q_heads / num_kv_heads), dim = padded_dim(head_dim);
+  return static_cast<size_t>(4 * (rows * (kQueryStride + kScoreStride + 2 * dim + 5) + 64 * dim));
+}
+
+struct AttentionItem {
+  int request, kv_head;
+  int query_begin, query_end;  // among the request's tokens of this step
+  int span;                    // a split decode: the one span to compute; else -1
+  int first_span, num_spans;   // of a split decode: all spans of the request
+  int64_t slot;                // of a split decode: its first place among the partial results
+};
+
+// Walks the requests in order; calls visit(item with request, spans and slot set, tiles, items) until it returns false.
+template <class Visit>
+KVW_INLINE void for_each_request(const AttentionArgs& a, Visit&& visit) {
+  const int per_tile = positions_per_tile(group_of(a));
+  int64_t free_spans = spans_that_fit(a), slot = 0;
+  for (int request = 0; request < a.num_requests; ++request) {
+    const int queries = a.query_starts[request + 1] - a.query_starts[request];
+    AttentionItem item{request, 0, 0, queries, -1, 0, 0, 0};
+    int tiles = (queries + per_tile - 1) / per_tile;
+    if (queries == 1) {
+      const int position = a.context_lens[request] - 1;
+      item.first_span = first_visible(position, a.window) / kSpanTokens;
+      item.num_spans = position / kSpanTokens - item.first_span + 1;
+      if (item.num_spans > 1 && slot + item.num_spans <= free_spans) {
+        item.span = item.first_span;
+        item.slot = slot;
+        slot += item.num_spans;
+        tiles = item.num_spans;
+      }
+    }
+    if (!visit(item, tiles, static_cast<int64_t>(tiles) * a.num_kv_heads)) return;
+  }
+}
+
+static int64_t attention_items(const AttentionArgs& a) {
+  int64_t total = 0;
+  for_each_request(a, [&](const AttentionItem&, int, int64_t items) {
+    total += items;
+    return true;
+  });
+  return total;
+}
+
+static AttentionItem attention_item(const AttentionArgs& a, int64_t index) {
+  AttentionItem found{};
+  for_each_request(a, [&](AttentionItem item, int tiles, int64_t items) {
+    if (index >= items) {
+      index -= items;
+      return true;
+    }
+    item.kv_head = static_cast<int>(index / tiles);
+    const int tile = tiles - 1 - static_cast<int>(index % tiles);
+    if (item.span >= 0) {
+      item.span += tile;
+    } else {
+      const int per_tile = positions_per_tile(group_of(a)), queries = item.query_end;
+      item.query_begin = tile * per_tile;
+      item.query_end = queries < item.query_begin + per_tile ? queries : item.query_begin + per_tile;
+    }
+    found = item;
+    return false;
+  });
+  return found;
+}
+
+}  // namespace kvw::KVW_ISA

@@ -1,0 +1,135 @@
+// The two inner loops of attention, for a handful of query rows at a time: scores = q · K and out += p · V.
+//
+// Both keep one accumulator per result and walk the sum in one order (head_dim for scores, tokens for values), so a
+// result does not depend on which rows or columns were computed beside it.
+#pragma once
+
+#include "vec.h"
+
+namespace kvw::KVW_ISA {
+
+constexpr int kSpanTokens = 256;  // softmax is taken span by span, anchored at position 0; long enough to hide the
+                                  // combination, short enough that its scores stay in cache and threads get several
+constexpr int kSpanBlocks = kSpanTokens / 16;
+constexpr int kMaxHeadDim = 256;
+constexpr int kQueryStride = kMaxHeadDim + 16;   // floats between query rows; not a power of two, so that rows do
+constexpr int kScoreStride = kSpanTokens + 16;   // not meet in the same cache sets
+
+// Accumulators that fit the register file beside one column of operands; the rows of a tile among many, and the most
+// rows that are kept in one tile when there are no others.
+#if defined(KVW_ISA_AVX512)
+constexpr int kAccumulators = 24, kEvenRows = 6, kMaxRows = 8;
+#elif defined(KVW_ISA_SCALAR)
+constexpr int kAccumulators = 1, kEvenRows = 1, kMaxRows = 1;
+#else
+constexpr int kAccumulators = 6, kEvenRows = 6, kMaxRows = 6;
+#endif
+constexpr int kMaxColumns = 4;
+
+// The widest column group for `rows` rows.
+constexpr int columns_for(int rows) {
+  return kAccumulators / rows < kMaxColumns ? (kAccumulators / rows < 1 ? 1 : kAccumulators / rows) : kMaxColumns;
+}
+
+// Which of a span's tokens a row sees: [begin, end) counted from the span's start.
+struct Visible {
+  int16_t begin, end;
+};
+
+// out[r][16 c + lane] = scale · Σ_d q[r][d] · k[c][d][lane] for R rows and C blocks.
+template <int R, int C, class T>
+static __attribute__((noinline)) void score_tile(const float* q, const T* const* k, int head_dim, float scale,
+                                                 float* out) {
+  F32x16 acc[R][C];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int c = 0; c < C; ++c) acc[r][c] = zero();
+  const T* block[C];
+#pragma GCC unroll 4
+  for (int c = 0; c < C; ++c) block[c] = k[c];
+  for (int d = 0; d < head_dim; ++d) {
+    F32x16 key[C];
+#pragma GCC unroll 4
+    for (int c = 0; c < C; ++c) key[c] = load(block[c] + 16 * d);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const F32x16 query = set1(q[r * kQueryStride + d]);
+#pragma GCC unroll 4
+      for (int c = 0; c < C; ++c) acc[r][c] = fma(query, key[c], acc[r][c]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int c = 0; c < C; ++c) store(out + r * kScoreStride + 16 * c, mul(acc[r][c], set1(scale)));
+}
+
+// acc[r][16 c + lane] += Σ_t p[r][t] · v[t][16 c + lane] for R rows and C vectors, over the tokens of [begin, end)
+// that the row sees. Tokens of [common_begin, common_end) are seen by every row. v[b] is block b, 16 rows of
+// v_stride elements. A token that a row does not see never touches it: what is stored there may be anything.
+template <int R, int C, class T>
+static __attribute__((noinline)) void value_tile(const float* p, const T* const* v, int64_t v_stride, int begin,
+                                                 int common_begin, int common_end, int end, const Visible* visible,
+                                                 float* acc_rows, int64_t acc_stride) {
+  F32x16 acc[R][C];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int c = 0; c < C; ++c) acc[r][c] = load(acc_rows + r * acc_stride + 16 * c);
+
+  const auto ragged = [&](int from, int to) {
+    for (int t = from; t < to; ++t) {
+      const T* row = v[t / 16] + (t % 16) * v_stride;
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        if (t < visible[r].begin || t >= visible[r].end) continue;
+        const F32x16 weight = set1(p[r * kScoreStride + t]);
+#pragma GCC unroll 4
+        for (int c = 0; c < C; ++c) acc[r][c] = fma(weight, load(row + 16 * c), acc[r][c]);
+      }
+    }
+  };
+  ragged(begin, common_begin);
+  for (int t = common_begin; t < common_end;) {
+    const T* row = v[t / 16] + (t % 16) * v_stride;
+    const int stop = t / 16 * 16 + 16 < common_end ? t / 16 * 16 + 16 : common_end;
+    for (; t < stop; ++t, row += v_stride) {
+      F32x16 value[C];
+#pragma GCC unroll 4
+      for (int c = 0; c < C; ++c) value[c] = load(row + 16 * c);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        const F32x16 weight = set1(p[r * kScoreStride + t]);
+#pragma GCC unroll 4
+        for (int c = 0; c < C; ++c) acc[r][c] = fma(weight, value[c], acc[r][c]);
+      }
+    }
+  }
+  ragged(common_end, end);
+
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int c = 0; c < C; ++c) store(acc_rows + r * acc_stride + 16 * c, acc[r][c]);
+}
+
+// Calls run.template operator()<R, C>() for the run-time rows and columns.
+template <int R, class Run>
+KVW_INLINE void with_columns(int columns, Run&& run) {
+  constexpr int most = columns_for(R);
+  if (columns == 1) return run.template operator()<R, 1>();
+  if constexpr (most >= 2)
+    if (columns == 2) return run.template operator()<R, 2>();
+  if constexpr (most >= 3)
+    if (columns == 3) return run.template operator()<R, 3>();
+  if constexpr (most >= 4)
+    if (columns == 4) return run.template operator()<R, 4>();
+}
+template <int R = 1, class Run>
+KVW_INLINE void with_tile(int rows, int columns, Run&& run) {
+  if (rows == R) return with_columns<R>(columns, run);
+  if constexpr (R < kMaxRows) with_tile<R + 1>(rows, columns, run);
+}
+
+}  // namespace kvw::KVW_ISA
