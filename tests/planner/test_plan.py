@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvwise.checkpoint.bundled import bundled_path
 from kvwise.errors import DoesNotFit, InputError, SpecError, UsageError
 from kvwise.ledger.host import HostMemory, MemoryLimit
 from kvwise.planner.memory import plan, plan_shape
@@ -91,14 +90,11 @@ def test_shapes_are_sums_of_products(params: float, layers: int, kv_heads: int, 
     assert p.parameters == round(params)
 
 
-def test_a_file_is_planned_from_its_real_tensor_list() -> None:
-    path = bundled_path()
-    if path is None:
-        pytest.skip("the bundled model is not here")
-    p = plan(path, host=HOST)
+def test_a_file_is_planned_from_its_real_tensor_list(bundled_model: Path) -> None:
+    p = plan(bundled_model, host=HOST)
     assert p.parameters == 134_515_008
     assert p.kv_bytes_per_token == 23_040
-    assert 0 < path.stat().st_size - p.weight_bytes < 4 * MiB  # the header with its vocabulary
+    assert 0 < bundled_model.stat().st_size - p.weight_bytes < 4 * MiB  # the header with its vocabulary
     assert p.source == "gguf"
 
 
