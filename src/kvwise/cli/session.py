@@ -62,12 +62,12 @@ def _names_a_model(argument: str) -> bool:
 
 def encode_prompt(opened: OpenedModel, prompt: str, *, raw: bool) -> list[int]:
     """The ids of `prompt`: through the chat template as a user's turn, or as it is."""
-    tokenizer = opened.tokenizer
+    from kvwise.tokenizer import render_ids
+
     template = None if raw else opened.chat_template
     if template is None:
-        return tokenizer.encode(prompt, add_special=True, parse_special=False)
-    text = template.render([{"role": "user", "content": prompt}], add_generation_prompt=True)
-    return tokenizer.encode(text, add_special=True, parse_special=True)
+        return opened.tokenizer.encode(prompt, add_special=True, parse_special=False)
+    return render_ids(opened.tokenizer, template, [{"role": "user", "content": prompt}])
 
 
 def load(opened: OpenedModel, settings: Settings, console: Console, stack: ExitStack) -> LoadedModel:

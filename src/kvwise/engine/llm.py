@@ -77,9 +77,9 @@ class LLM:
             raise UsageError(
                 f"{self._opened.name} has no chat template", action="use generate with a prompt of your own"
             )
-        text = template.render([dict(m) for m in messages], add_generation_prompt=True)
-        ids = self._opened.tokenizer.encode(text, add_special=True, parse_special=True)
-        return self._run([ids], sampling)[0]
+        from kvwise.tokenizer import render_ids
+
+        return self._run([render_ids(self._opened.tokenizer, template, messages)], sampling)[0]
 
     def ledger(self) -> tuple[LedgerRow, ...]:
         """Rows of memory: predicted before loading, measured now."""

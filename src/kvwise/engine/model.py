@@ -121,7 +121,7 @@ class OpenedModel:
         """None where the model has none."""
         from kvwise.tokenizer import load_chat_template
 
-        return load_chat_template(self.checkpoint.metadata, self._folder)
+        return load_chat_template(self.checkpoint.metadata, self._folder, self.tokenizer)
 
     @property
     def _folder(self) -> Path | None:

@@ -122,6 +122,7 @@ class Conversation:
     ) -> None:
         self._tokenizer, self._template, self._options = tokenizer, template, options
         self._ids: tuple[int, ...] = ()
+        self._before_ask: tuple[int, ...] = ()
         self.messages: list[Message] = list(messages)
 
     def ask(self, content: str, *, role: str = "user") -> TurnIds:
@@ -135,9 +136,15 @@ class Conversation:
             turn = TurnIds(
                 tuple(render_ids(self._tokenizer, self._template, [*self.messages, message], **self._options))
             )
+        self._before_ask = self._ids
         self.messages.append(message)
         self._ids = turn.ids
         return turn
+
+    def take_back(self) -> None:
+        """Undo the last `ask`, which got no answer."""
+        self.messages.pop()
+        self._ids = self._before_ask
 
     def answer(self, ids: Sequence[int], content: str) -> None:
         """Add the model's answer to the last prompt. ids: as generated, with or without the stop token."""
