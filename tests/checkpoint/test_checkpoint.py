@@ -265,6 +265,12 @@ class TestOpening:
         with open_checkpoint(write_single(tmp_path) / "model.safetensors") as checkpoint:
             match_tensors(SHAPES, checkpoint)
 
+    def test_an_index_names_its_shards_where_a_gguf_lies_beside_them(self, gguf: Path) -> None:
+        write_sharded(gguf.parent)
+        with open_checkpoint(gguf.parent / "model.safetensors.index.json") as checkpoint:
+            assert checkpoint.format == "safetensors"
+            match_tensors(SHAPES, checkpoint)
+
     def test_a_quantized_safetensors_is_refused_by_type(self, tmp_path: Path) -> None:
         weights: dict[str, NDArray[Any]] = dict(llama_weights())
         weights["model.norm.weight"] = np.ones(32, np.int8)
@@ -340,6 +346,8 @@ class TestHostileSizes:
             {"num_hidden_layers": 0},
             {"num_hidden_layers": 10**9},
             {"hidden_size": 2**63},
+            {"intermediate_size": 10**4000},
+            {"rope_theta": 10**4000},
             {"num_attention_heads": 0},
             {"num_key_value_heads": 3},
             {"rms_norm_eps": "small"},
@@ -347,7 +355,7 @@ class TestHostileSizes:
             {"rope_theta": -1},
             {"rope_scaling": {"rope_type": "llama3"}},
         ],
-        ids=str,
+        ids=lambda change: str(change)[:60],
     )
     def test_absurd_configs(self, tmp_path: Path, change: dict[str, Any]) -> None:
         with pytest.raises(SpecError):

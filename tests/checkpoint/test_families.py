@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from goldens.make_gguf_variants import can_be_gguf, write_gguf
 from kvwise.checkpoint import Checkpoint, match_tensors, open_checkpoint
 from kvwise.checkpoint.quants import dequantize
 from kvwise.models import build_program
@@ -33,18 +34,15 @@ def test_a_folder_that_transformers_saved_holds_exactly_its_programs_tensors(nam
         match_tensors(build_program(checkpoint.spec).expected_shapes, checkpoint)
 
 
-def is_single_float32(name: str) -> bool:
+def has_gguf_twin(name: str) -> bool:
+    """What the writer of the twins can write: float32, one file, and nothing that no GGUF key says."""
     config = json.loads((FOLDERS / name / "config.json").read_text())
-    return config["torch_dtype"] == "float32" and (FOLDERS / name / "model.safetensors").exists()
+    is_single = (FOLDERS / name / "model.safetensors").exists()
+    return is_single and config["torch_dtype"] == "float32" and can_be_gguf(config)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if is_single_float32(name)])
+@pytest.mark.parametrize("name", [name for name in NAMES if has_gguf_twin(name)])
 def test_a_gguf_of_the_same_model_gives_the_same_weights(tmp_path: Path, name: str) -> None:
-    pytest.importorskip("gguf")
-    from goldens.make_gguf_variants import can_be_gguf, write_gguf
-
-    if not can_be_gguf(json.loads((FOLDERS / name / "config.json").read_text())):
-        pytest.skip("no GGUF key says what this model does")
     write_gguf(FOLDERS / name, tmp_path / "m.gguf")
     with open_checkpoint(FOLDERS / name) as saved, open_checkpoint(tmp_path / "m.gguf") as converted:
         match_tensors(build_program(converted.spec).expected_shapes, converted)

@@ -26,14 +26,12 @@ REFUSED = {
     "a key twice by escape": (b'{"a": 1, "\\u0061": 2}', "twice"),
     "NaN": (b'{"a": NaN}', "NaN"),
     "Infinity": (b'{"a": -Infinity}', "Infinity"),
-    "a float that overflows": (b'{"a": 1e999}', "finite"),
-    "an integer of 65 bits": (b'{"a": 18446744073709551616}', "64 bits"),
-    "an integer of a million digits": (b'{"a": ' + b"9" * 1_000_000 + b"}", "64 bits"),
+    "an integer of a million digits": (b'{"a": ' + b"9" * 1_000_000 + b"}", "digits"),
     "bad UTF-8": (b'{"a": "\xff"}', "UTF-8"),
     "UTF-16": ('{"a": 1}'.encode("utf-16"), "UTF-8"),
     "a byte order mark": (b"\xef\xbb\xbf{}", "JSON"),
     "a depth bomb of arrays": (b'{"a": ' + b"[" * 1_000_000, "deep"),
-    "a depth bomb of objects": (b'{"a":' * 1_000_000, "deep"),
+    "a depth bomb of objects": (b'{"a":' * 500_000, "deep"),
     "a control character": (b'{"a": "\x01"}', "JSON"),
 }
 
@@ -66,11 +64,11 @@ def test_any_bytes_give_an_object_or_a_clear_error(raw: bytes) -> None:
     assert isinstance(parsed, dict)
 
 
-@given(st.dictionaries(st.text(), st.floats(allow_nan=True, allow_infinity=True)))
-def test_numbers_that_come_through_are_finite(values: dict[str, float]) -> None:
-    try:
-        parsed = parse_json_object(json.dumps(values).encode(), "x")
-    except CheckpointError:
-        assert not all(math.isfinite(v) for v in values.values())
+@given(st.dictionaries(st.text(), st.floats() | st.integers()))
+def test_written_values_come_back_unless_one_is_no_number(values: dict[str, float]) -> None:
+    raw = json.dumps(values).encode()
+    if all(math.isfinite(value) for value in values.values()):
+        assert parse_json_object(raw, "x") == values
     else:
-        assert parsed == values
+        with pytest.raises(CheckpointError, match="no JSON number"):
+            parse_json_object(raw, "x")

@@ -7,6 +7,16 @@ from __future__ import annotations
 
 from kvwise.checkpoint.checkpoint import Checkpoint, match_tensors
 from kvwise.checkpoint.opening import open_checkpoint, read_config
+from kvwise.checkpoint.resolve import LocalModel, list_local_models, resolve_model
 from kvwise.checkpoint.stored import StoredTensor
 
-__all__ = ["Checkpoint", "StoredTensor", "match_tensors", "open_checkpoint", "read_config"]
+__all__ = [
+    "Checkpoint",
+    "LocalModel",
+    "StoredTensor",
+    "list_local_models",
+    "match_tensors",
+    "open_checkpoint",
+    "read_config",
+    "resolve_model",
+]

@@ -140,6 +140,8 @@ def _as_stored(name: str, source: FileTensor) -> StoredTensor:
             expected="F32, F16 or BF16",
             action="use a checkpoint that is not quantized, or a GGUF file",
         )
+    if not source.nbytes:
+        raise CheckpointError(f"tensor {shown(source.name)} of {source.file.path} holds no bytes")
     return StoredTensor(name, source.name, source.shape, source.type, source.nbytes)
 
 

@@ -41,9 +41,13 @@ def model_file(folder: Path, name: str) -> Path | None:
 
 
 def names_with_suffix(folder: Path, *suffixes: str) -> list[str]:
-    """Names of the folder's entries that end so, sorted. Raises CheckpointError if it can't be listed."""
+    """Names of the folder's entries that end so and can be shown, sorted.
+
+    Raises CheckpointError if the folder can't be listed.
+    """
     try:
-        return sorted(p.name for p in folder.iterdir() if p.name.lower().endswith(suffixes))
+        names = [entry.name for entry in folder.iterdir() if entry.name.lower().endswith(suffixes)]
+        return sorted(name for name in names if name.isprintable())
     except OSError as problem:
         raise CheckpointError(f"{folder} can't be listed: {problem}") from None
 
@@ -61,7 +65,7 @@ def gguf_in_folder(folder: Path) -> Path | None:
         raise CheckpointError(
             f"{folder} holds more than one model: {', '.join((names + others)[:8])}",
             expected="one .gguf file, or config.json and safetensors",
-            action="give the path of the file you mean",
+            action="give the path of the file you mean (of a sharded model: its index)",
         )
     return model_file(folder, names[0])
 

@@ -24,11 +24,10 @@ _VERSIONS: Final = (2, 3)
 _DEFAULT_ALIGNMENT: Final = 32
 _MAX_ALIGNMENT: Final = 2**20
 
-# Limits that no real model comes near, so that a hostile header costs little before it is refused.
-_MAX_METADATA_KEYS: Final = 2**14
-_MAX_TENSORS: Final = 2**16
-_MAX_ARRAY_ELEMENTS: Final = 2**22  # of all arrays together; Gemma 3 has 1.3 million
-_NESTED_ARRAY_WEIGHT: Final = 16  # an array inside an array costs as much time as 16 strings
+# Limits that no real model comes near, so that a hostile header is refused within a second.
+_MAX_METADATA_KEYS: Final = 2**12
+_MAX_TENSORS: Final = 2**14  # Llama 3.1 405B has 1,138
+_MAX_ARRAY_COST: Final = 2**22  # of all arrays together, in scalars: a million strings; gpt-oss has 650,000
 _MAX_ARRAY_DEPTH: Final = 4
 _MAX_KEY_BYTES: Final = 2**16 - 1
 _MAX_TENSOR_NAME_BYTES: Final = 64
@@ -37,6 +36,7 @@ _MAX_DIMS: Final = 4
 _STRING: Final = 8
 _ARRAY: Final = 9
 _BOOL: Final = 7
+_ELEMENT_COSTS: Final = {_STRING: 4, _ARRAY: 64}  # what a string and an inner array cost in time, a scalar costing 1
 _SCALAR_FORMATS: Final = {
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", _BOOL: "B", 10: "Q", 11: "q", 12: "d",
 }  # fmt: skip
@@ -64,7 +64,7 @@ def read_gguf(file: MappedFile) -> GgufContents:
 
     Raises CheckpointError for anything that breaks the format or exceeds this module's limits.
     """
-    cursor = HeaderCursor(file, _MAX_ARRAY_ELEMENTS)
+    cursor = HeaderCursor(file, _MAX_ARRAY_COST)
     version = _read_version(cursor)
     num_tensors, num_keys = cursor.u64(), cursor.u64()
     cursor.check_count("tensors", num_tensors, _MAX_TENSORS, least_bytes=24)
@@ -135,9 +135,9 @@ def _read_array(cursor: HeaderCursor, key: str, depth: int) -> list[object]:
     if kind not in _SCALAR_STRUCTS and kind not in (_STRING, _ARRAY):
         raise cursor.broken(f"{shown(key)} is an array of value type {kind}", expected="0 to 12")
     least_bytes = {_STRING: 8, _ARRAY: 12}.get(kind) or _SCALAR_STRUCTS[kind].size
-    weight = _NESTED_ARRAY_WEIGHT if kind == _ARRAY else 1
-    cursor.check_count(f"elements in {shown(key)}", count, cursor.elements_left // weight, least_bytes=least_bytes)
-    cursor.elements_left -= count * weight
+    cost = _ELEMENT_COSTS.get(kind, 1)
+    cursor.check_count(f"elements in {shown(key)}", count, cursor.cost_left // cost, least_bytes=least_bytes)
+    cursor.cost_left -= count * cost
     if kind == _STRING:
         return list(cursor.strings(count, shown(key)))
     if kind == _ARRAY:

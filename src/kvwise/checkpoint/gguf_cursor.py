@@ -11,19 +11,19 @@ from typing import Any, Final
 from kvwise.checkpoint.mapped_file import MappedFile
 from kvwise.errors import CheckpointError
 
-_MAX_HEADER_BYTES: Final = 2**27  # a vocabulary of 262,144 tokens with merges and template takes 16 MiB
+_MAX_HEADER_BYTES: Final = 2**26  # a vocabulary of 202,048 tokens with its merges takes 12 MiB
 _FIRST_FETCH_BYTES: Final = 2**16
 _U32: Final = struct.Struct("<I")
 _U64: Final = struct.Struct("<Q")
 
 
 class HeaderCursor:
-    """`position` is the next unread byte; `elements_left` how many array elements may still come."""
+    """`position` is the next unread byte; `cost_left` what arrays may still cost, in scalars."""
 
-    def __init__(self, file: MappedFile, max_array_elements: int) -> None:
+    def __init__(self, file: MappedFile, max_array_cost: int) -> None:
         self.file = file
         self.position = 0
-        self.elements_left = max_array_elements
+        self.cost_left = max_array_cost
         self._end = min(file.size_bytes, _MAX_HEADER_BYTES)
         self._buffer = bytearray()
 

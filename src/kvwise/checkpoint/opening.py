@@ -14,7 +14,7 @@ from kvwise.checkpoint.checkpoint import Checkpoint
 from kvwise.checkpoint.folder import gguf_in_folder, model_file, refuse_pickle
 from kvwise.checkpoint.gguf import GGUF_MAGIC, GgufContents, read_gguf
 from kvwise.checkpoint.mapped_file import MappedFile
-from kvwise.checkpoint.safetensors import read_safetensors, read_safetensors_folder
+from kvwise.checkpoint.safetensors import INDEX_FILE, read_safetensors, read_safetensors_folder
 from kvwise.checkpoint.strict_json import read_json_object
 from kvwise.errors import CheckpointError
 from kvwise.spec.gguf_config import spec_from_gguf
@@ -26,7 +26,7 @@ _MAX_ROPE_FACTORS: Final = 2**12  # one per rotary pair of a head; the widest kn
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Open a GGUF file, a safetensors file beside its config.json, or a folder that holds one model.
+    """Open a GGUF file, a safetensors file or index beside its config.json, or a folder that holds one model.
 
     Reads headers only. Raises CheckpointError for files that are broken, incomplete, ambiguous or pickles, and
     SpecError for a configuration that can't be understood.
@@ -60,13 +60,19 @@ def _open(path: Path, files: ExitStack) -> Checkpoint:
     gguf = gguf_in_folder(path)
     if gguf is not None:
         return _open_file(gguf, files)
-    config = read_config(path)
-    stored = read_safetensors_folder(path, files)
-    return Checkpoint(path, "safetensors", spec_from_config(config), config, stored, files)
+    return _open_folder(path, files)
+
+
+def _open_folder(folder: Path, files: ExitStack) -> Checkpoint:
+    config = read_config(folder)
+    stored = read_safetensors_folder(folder, files)
+    return Checkpoint(folder, "safetensors", spec_from_config(config), config, stored, files)
 
 
 def _open_file(path: Path, files: ExitStack) -> Checkpoint:
     refuse_pickle(path)
+    if path.name == INDEX_FILE:
+        return _open_folder(path.parent, files)
     file = files.enter_context(MappedFile(path))
     if path.suffix.lower() == ".gguf" or file.pread(0, min(4, file.size_bytes)) == GGUF_MAGIC:
         contents = read_gguf(file)
