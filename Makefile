@@ -3,6 +3,8 @@
 # make lint   ruff, mypy and the layers
 # make build  the extension, beside its package
 # make bench  the benchmarks
+# make selftest       every instruction set's kernels against the scalar ones, without Python
+# make cross-aarch64  the same for aarch64, cross-compiled and run under qemu-user
 # Overridable: PYTHON (3.11 or newer), CXX, PROMPT, TEST_ARGS.
 
 PYTHON ?=
@@ -21,9 +23,12 @@ IN_PLACE := --no-build-isolation -C wheel.cmake=false -C editable.mode=inplace -
 
 # $(call check,PYTHON) finds what building needs, or ends with one line that says what to install.
 check = $(eval FOUND := $(shell sh tools/prerequisites.sh $(1)))$(if $(filter kvwise,$(FOUND)),$(error $(FOUND)))
+# $(call need,PROGRAM,PACKAGE) ends with one line when PROGRAM is missing.
+need = $(if $(shell command -v $(1)),,$(error kvwise needs $(1): install $(2) (Debian, Ubuntu: apt-get install $(2))))
+CMAKE := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cmake
 
 .DEFAULT_GOAL := run
-.PHONY: run test lint build bench clean FORCE
+.PHONY: run test lint build bench selftest cross-aarch64 clean FORCE
 
 run: $(RUN_READY) $(BUILT)
 	@$(BIN)/python -m kvwise.checkpoint.bundled --quiet
@@ -44,6 +49,22 @@ build: $(BUILT)
 bench: $(RUN_READY) $(BUILT)
 	@$(BIN)/python -m kvwise.checkpoint.bundled --quiet
 	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+selftest: $(RUN_READY)
+	@$(CMAKE) -S . -B build/selftest -G Ninja -DKVWISE_SELFTEST=ON --log-level=WARNING >/dev/null
+	@$(CMAKE) --build build/selftest -- --quiet
+	@build/selftest/kernel_selftest
+
+CROSS_CXX ?= aarch64-linux-gnu-g++
+QEMU ?= qemu-aarch64
+cross-aarch64: $(RUN_READY)
+	$(call need,$(CROSS_CXX),g++-aarch64-linux-gnu)
+	$(call need,$(QEMU),qemu-user)
+	@$(CMAKE) -S . -B build/aarch64 -G Ninja -DKVWISE_SELFTEST=ON -DCMAKE_SYSTEM_NAME=Linux \
+	    -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=$(CROSS_CXX) -DCMAKE_EXE_LINKER_FLAGS=-static \
+	    --log-level=WARNING >/dev/null
+	@$(CMAKE) --build build/aarch64 -- --quiet
+	@$(QEMU) -cpu max build/aarch64/kernel_selftest neon
 
 clean:
 	rm -rf build dist $(NATIVE)/_native*.so
@@ -71,10 +92,10 @@ $(BUILT): CMakeLists.txt $(NATIVE_SOURCES) $(RUN_READY) $(if $(wildcard $(NATIVE
 	@echo "kvwise: building the extension"
 	@test build/dev/CMakeCache.txt -nt .venv/pyvenv.cfg || rm -rf build/dev
 	@mkdir -p build/dev
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cmake -S . -B build/dev -G Ninja -DCMAKE_BUILD_TYPE=Release \
+	@$(CMAKE) -S . -B build/dev -G Ninja -DCMAKE_BUILD_TYPE=Release \
 	    -DKVWISE_INPLACE=ON -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" --log-level=WARNING >build/dev/configure.log 2>&1 \
 	    || { cat build/dev/configure.log; exit 1; }
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cmake --build build/dev -- --quiet
+	@$(CMAKE) --build build/dev -- --quiet
 	@touch $@
 
 FORCE:
