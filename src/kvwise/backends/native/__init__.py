@@ -1,0 +1,1 @@
+"""The native backend: C++ kernels behind the protocol of kvwise.backends.protocol."""

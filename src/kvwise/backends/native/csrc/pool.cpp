@@ -29,14 +29,23 @@ int64_t item_of(uint64_t ticket) { return static_cast<int64_t>(ticket & 0xffffff
 }  // namespace
 
 ThreadPool::ThreadPool(int threads) : owner_pid_(static_cast<int>(getpid())) {
-  for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
+  try {
+    for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
+  } catch (...) {  // the system is out of threads: those that started must end before the members do
+    stop();
+    throw;
+  }
 }
 
 ThreadPool::~ThreadPool() {
-  if (static_cast<int>(getpid()) != owner_pid_) {  // a forked child: there is nothing to join
-    for (auto& worker : workers_) worker.detach();
-    return;
+  if (static_cast<int>(getpid()) == owner_pid_) {
+    stop();
+  } else {
+    for (auto& worker : workers_) worker.detach();  // a forked child: there is nothing to join
   }
+}
+
+void ThreadPool::stop() {
   {
     std::lock_guard lock(mutex_);
     stop_.store(true);

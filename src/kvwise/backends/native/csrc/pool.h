@@ -40,6 +40,7 @@ class ThreadPool {
 
   void run_job(int64_t count, Function function, void* context);
   void work(int thread);
+  void stop();
   void claim_items(uint32_t epoch, int thread);
   bool wait_for_job(uint32_t seen);
 

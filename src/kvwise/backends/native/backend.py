@@ -1,0 +1,106 @@
+"""The native backend as the engine sees it: lowering, exact sizes, loading. Owns no memory: program.py does.
+
+KVWISE_ISA (scalar, avx2, avx512, neon) chooses the kernels; the best that this machine runs without it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Final
+
+from kvwise.backends.native import layout
+from kvwise.backends.native.program import AttentionScratch, NativeProgram
+from kvwise.backends.protocol import LoadOptions, MemoryNeeds
+from kvwise.errors import BackendError
+from kvwise.program.arena import plan_arena
+from kvwise.program.ir import Attention, Program
+from kvwise.program.rewrite import quantize_activations
+from kvwise.spec.dtypes import TensorType
+from kvwise.spec.kv import BLOCK_TOKENS, KVCacheSpec
+from kvwise.spec.weights import WeightSource
+from kvwise.units import align_up
+
+ISA_VARIABLE: Final = "KVWISE_ISA"
+
+
+def native_module() -> ModuleType:
+    """The extension. Raises BackendError where it is not built."""
+    try:
+        from kvwise.backends.native import _native
+    except ImportError as error:
+        raise BackendError(
+            f"the native kernels can't be loaded: {error}",
+            action="build them with `make build`, or choose the reference backend",
+        ) from None
+    module: ModuleType = _native
+    return module
+
+
+def chosen_isa() -> str:
+    """The instruction set to compute with. Raises BackendError when KVWISE_ISA names one this machine can't run."""
+    usable: list[str] = native_module().isas()
+    wanted = os.environ.get(ISA_VARIABLE, "").strip().lower()
+    if not wanted:
+        return usable[0]
+    if wanted not in usable:
+        raise BackendError(
+            f"{ISA_VARIABLE}={wanted} can't run on this machine", expected=f"one of {', '.join(usable)}"
+        )
+    return wanted
+
+
+class NativeBackend:
+    name = "native"
+    kv_types = ("f32", "f16", "bf16")
+
+    def lower(self, program: Program, types: Mapping[str, TensorType]) -> Program:
+        return quantize_activations(program, lambda weight: types[weight].name in layout.Q8_WEIGHTS)
+
+    def weight_bytes(self, program: Program, types: Mapping[str, TensorType]) -> dict[str, int]:
+        return {w.name: layout.weight_bytes(w, types[w.name]) for w in program.weights.values()}
+
+    def memory_needs(
+        self, program: Program, types: Mapping[str, TensorType], kv: KVCacheSpec, options: LoadOptions
+    ) -> MemoryNeeds:
+        arena = plan_arena(program, options.limits)
+        return MemoryNeeds(
+            weights_bytes=sum(self.weight_bytes(program, types).values()),
+            kv_pool_bytes=options.num_blocks * kv.bytes_per_block,
+            arena_bytes=arena.total_bytes + attention_scratch(program, options).total_bytes(options.threads),
+            logits_bytes=arena.logits_bytes,
+            tables_bytes=layout.tables_bytes(program, options.limits.max_context),
+        )
+
+    def load(self, program: Program, source: WeightSource, kv: KVCacheSpec, options: LoadOptions) -> NativeProgram:
+        """Raises BackendError for a KV layout there are no kernels for, and when memory is refused."""
+        if kv.block_tokens != BLOCK_TOKENS or kv.kv_type.name not in self.kv_types:
+            raise BackendError(
+                f"no native attention for KV blocks of {kv.block_tokens} tokens in {kv.kv_type.name}",
+                expected=f"{BLOCK_TOKENS} tokens in one of {', '.join(self.kv_types)}",
+            )
+        types = {name: source.tensors[name].type for name in program.weights}
+        needs = self.memory_needs(program, types, kv, options)
+        module = native_module()
+        try:
+            return NativeProgram(module, chosen_isa(), program, source, kv, options, needs, attention_scratch(program, options))
+        except (module.NativeError, MemoryError, RuntimeError) as error:
+            raise BackendError(f"loading failed: {error}", action="free memory, or plan for less of it") from None
+
+
+def attention_scratch(program: Program, options: LoadOptions) -> AttentionScratch:
+    """The most that any layer needs."""
+    module, isa = native_module(), chosen_isa()
+    sizes = [
+        module.attention_bytes(
+            isa, op.num_q_heads, program.kv_layers[op.layer].num_kv_heads, op.head_dim, options.limits.max_context
+        )
+        for op in program.ops
+        if isinstance(op, Attention)
+    ]
+    thread_bytes, shared_bytes = (align_up(max(column, default=0), layout.LINE) for column in zip(*sizes, strict=True))
+    return AttentionScratch(shared_bytes, thread_bytes)
+
+
+NATIVE: Final = NativeBackend()

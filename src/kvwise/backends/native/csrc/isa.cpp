@@ -1,0 +1,61 @@
+#include "isa.h"
+
+#include "memory.h"
+
+#if defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
+namespace kvw {
+namespace {
+
+struct Candidate {
+  const char* name;
+  bool usable;
+  const KernelTable& (*kernels)();
+};
+
+std::vector<Candidate> candidates() {
+  std::vector<Candidate> all;
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+                      __builtin_cpu_supports("avx512vnni");
+  all.push_back({"avx512", avx512, kernels_avx512});
+  all.push_back({"avx2", avx2, kernels_avx2});
+#elif defined(__aarch64__)
+#if defined(__linux__)
+  const unsigned long needed = HWCAP_ASIMDDP | HWCAP_FPHP | HWCAP_ASIMDHP;
+  const bool neon = (getauxval(AT_HWCAP) & needed) == needed;
+#else
+  const bool neon = true;  // every Apple aarch64 machine has the dot product
+#endif
+  all.push_back({"neon", neon, kernels_neon});
+#endif
+  all.push_back({"scalar", true, kernels_scalar});
+  return all;
+}
+
+}  // namespace
+
+std::vector<std::string> usable_isas() {
+  std::vector<std::string> names;
+  for (const Candidate& c : candidates()) {
+    if (c.usable) names.emplace_back(c.name);
+  }
+  return names;
+}
+
+const KernelTable& kernels_named(const std::string& name) {
+  for (const Candidate& c : candidates()) {
+    if (c.usable && name == c.name) return c.kernels();
+  }
+  std::string known;
+  for (const std::string& usable : usable_isas()) known += (known.empty() ? "" : ", ") + usable;
+  throw NativeError("this machine can't run kernels for '" + name + "'; it can run: " + known);
+}
+
+}  // namespace kvw
