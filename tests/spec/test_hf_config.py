@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -415,3 +416,40 @@ def test_a_config_that_is_no_object_is_refused(value: object) -> None:
 def test_a_factor_that_underflows_the_frequencies_is_refused() -> None:
     with pytest.raises(SpecError, match="frequencies"):
         spec("llama", rope_theta=1e300, rope_scaling={"type": "linear", "factor": 1e300})
+
+
+# Against transformers itself
+
+RECORDED = json.loads((Path(__file__).parents[1] / "goldens" / "hf_configs.json").read_text())["records"]
+
+
+@pytest.mark.parametrize("recorded", RECORDED, ids=lambda r: r["config"]["model_type"])
+def test_random_configs_become_what_transformers_builds_of_them(recorded: dict[str, Any]) -> None:
+    s = spec_from_config(recorded["config"])
+    assert build_program(s).num_parameters == recorded["parameters"]
+    assert (s.norm.eps, s.logit_softcap) == (recorded["norm_eps"], recorded["logit_softcap"])
+    for layer, (window, scale, factor, frequencies) in zip(s.layers, recorded["layers"], strict=True):
+        a = layer.attention
+        assert (a.window, a.softcap) == (window, recorded["attention_softcap"])
+        assert a.scale == pytest.approx(scale, rel=1e-12)
+        assert a.rope is not None
+        assert a.rope.scaling.attention_factor == pytest.approx(factor, rel=1e-12)
+        # theirs are float32
+        assert a.rope.inv_freqs() == pytest.approx(recorded["frequencies"][frequencies], rel=2e-6)
+
+
+def test_the_sparse_config_of_gemma_3_4b_on_the_hub_is_completed_by_the_class_defaults() -> None:
+    s = spec_from_config({
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "model_type": "gemma3",
+        "mm_tokens_per_image": 256,
+        "text_config": {
+            "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024,
+        },
+        "torch_dtype": "bfloat16",
+        "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model"},
+    })  # fmt: skip
+    assert build_program(s).num_parameters == 3_880_263_168
+    assert [w for w in windows(s) if w is None] == [None] * 5
+    assert (s.vocab, s.max_positions, s.layers[5].attention.rope.theta) == (262_208, 131_072, 1e6)
