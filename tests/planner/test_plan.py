@@ -162,7 +162,7 @@ def test_a_limit_asked_about_stands_in_for_the_machine() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"context": -1}, {"batch": 0}, {"context": 2**50}, {"kv_dtype": "int8"}, {"weights": "q9_9"}],
+    [{"context": -1}, {"context": 0}, {"batch": 0}, {"context": 2**50}, {"kv_dtype": "int8"}, {"weights": "q9_9"}],
     ids=str,
 )
 def test_impossible_questions_are_refused(arguments: dict[str, Any]) -> None:
@@ -178,7 +178,8 @@ def test_a_type_that_stores_no_matrix_is_refused() -> None:
 @pytest.mark.parametrize(
     "change",
     [{"params": math.nan}, {"params": math.inf}, {"params": -1.0}, {"params": 0.0}, {"layers": 0}, {"layers": 10**9},
-     {"kv_heads": 0}, {"head_dim": -4}, {"q_heads": 12}, {"weights": "nope"}, {"kv_dtype": "nope"}],
+     {"kv_heads": 0}, {"head_dim": -4}, {"q_heads": 12}, {"q_heads": 0},
+     {"context": 0}, {"batch": 0}, {"weights": "nope"}, {"kv_dtype": "nope"}],
     ids=str,
 )  # fmt: skip
 def test_impossible_shapes_are_refused(change: dict[str, Any]) -> None:

@@ -66,7 +66,7 @@ def plan(
     """
     described = _describe(model)
     spec = described.spec
-    context = _check_tokens("context", context or min(spec.max_positions, DEFAULT_CONTEXT))
+    context = _check_tokens("context", min(spec.max_positions, DEFAULT_CONTEXT) if context is None else context)
     batch = _check_tokens("batch", batch)
     kv = KVCacheSpec.of(spec, kv_dtype)
     program, types = described.program, described.types
@@ -117,11 +117,12 @@ def plan_shape(
     if not 1 <= params <= MAX_PARAMS:  # false for NaN
         raise UsageError(f"params is {params}", expected=f"1 to {MAX_PARAMS:g}")
     _check_range("layers", layers, MAX_LAYERS)
-    for name, value in (("kv_heads", kv_heads), ("head_dim", head_dim), ("q_heads", q_heads or kv_heads)):
+    shared_by = kv_heads if q_heads is None else q_heads
+    for name, value in (("kv_heads", kv_heads), ("head_dim", head_dim), ("q_heads", shared_by)):
         _check_range(name, value, MAX_WIDTH)
-    if (q_heads or kv_heads) % kv_heads:
+    if shared_by % kv_heads:
         raise UsageError(f"{q_heads} query heads can't share {kv_heads} KV heads evenly")
-    context = _check_tokens("context", context or DEFAULT_CONTEXT)
+    context = _check_tokens("context", DEFAULT_CONTEXT if context is None else context)
     batch = _check_tokens("batch", batch)
     kv = KVCacheSpec((LayerKV(kv_heads, head_dim, head_dim, None),) * layers, KV_TYPES[kv_dtype])
     stored_as = weight_type(weights)

@@ -1,0 +1,124 @@
+"""`kvwise plan` as a user types it: tables for people, one object for programs, exit codes for scripts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvwise.cli.plan import parse_bytes
+from kvwise.errors import UsageError
+from kvwise.units import GB, GiB, MiB
+
+SHAPE = ("--params", "7e9", "--layers", "32", "--kv-heads", "8", "--head-dim", "128")
+
+
+def test_a_bare_config_gives_the_figures_as_json(kvwise: Any, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({
+        "model_type": "mistral", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 32000, "sliding_window": 4096,
+    }))  # fmt: skip
+    finished = kvwise("plan", str(path), "--json")
+    assert finished.code == 0
+    assert finished.json["parameters"] == 7_241_732_096
+    assert (finished.json["kv_bytes_per_token"], finished.json["kv_bytes_per_token_growing"]) == (131_072, 0)
+    assert finished.json["kv_dtype"] == "f16"
+    assert finished.err == ""
+
+
+def test_options_reach_the_plan(kvwise: Any, tiny: str) -> None:
+    figures = kvwise(
+        "plan", tiny, "--context", "100", "--batch", "3", "--kv-dtype", "f32", "--weights", "int8", "--json"
+    ).json
+    assert (figures["context"], figures["batch"], figures["kv_dtype"]) == (100, 3, "f32")
+    assert figures["weight_bytes"] == figures["parameters"]
+    assert figures["kv_bytes"] == 300 * figures["kv_bytes_per_token"]
+
+
+def test_a_shape_alone_is_enough(kvwise: Any) -> None:
+    figures = kvwise("plan", *SHAPE, "--json").json
+    assert (figures["parameters"], figures["weight_bytes"]) == (7_000_000_000, 14_000_000_000)
+    assert figures["kv_bytes_per_token"] == 131_072
+    assert set(figures["alternatives"]) == {"mqa"}
+    assert set(kvwise("plan", *SHAPE, "--q-heads", "32", "--json").json["alternatives"]) == {"mha", "mqa"}
+
+
+def test_tables_for_people_are_plain_text_where_there_is_no_terminal(kvwise: Any, tiny: str) -> None:
+    finished = kvwise("plan", tiny)
+    assert finished.code == 0
+    assert "\x1b" not in finished.out
+    for words in ("weights", "KV pool", "activation arena", "per token", "MHA", "MQA", "int4", "fits"):
+        assert words in finished.out
+    assert "6.52 GiB" in kvwise("plan", *SHAPE).out
+
+
+def test_a_limit_that_is_too_small_ends_with_3_after_the_figures(kvwise: Any, tiny: str) -> None:
+    finished = kvwise("plan", tiny, "--memory", "1MiB", "--json")
+    assert finished.code == 3
+    assert finished.json["fits"] is False
+    assert "at most 1 MiB" in finished.err
+    assert finished.err.count("\n") == 1
+
+
+def test_without_a_limit_asked_for_it_is_no_failure(kvwise: Any) -> None:
+    huge = kvwise("plan", *SHAPE, "--context", "100000000", "--batch", "1000", "--json")
+    assert huge.code == 0
+    assert huge.json["fits"] is False
+    assert kvwise("plan", *SHAPE, "--context", "100000000", "--batch", "1000", "--check").code == 3
+
+
+def test_check_passes_where_it_fits(kvwise: Any, tiny: str) -> None:
+    assert kvwise("plan", tiny, "--check").code == 0
+    assert kvwise("plan", tiny, "--memory", "4GiB").code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "no model"),
+        (["--params", "7e9"], "--layers, --kv-heads, --head-dim"),
+        (["TINY", "--params", "7e9"], "beside a model"),
+        (["TINY", "--context", "0"], "context"),
+        (["TINY", "--kv-dtype", "int3"], "int3"),
+        (["TINY", "--weights", "q1_0"], "q1_0"),
+        (["TINY", "--memory", "lots"], "--memory"),
+        (["no-such-model-anywhere"], "no-such-model-anywhere"),
+        (["--params", "nan", "--layers", "1", "--kv-heads", "1", "--head-dim", "1"], "params"),
+        (["--params", "x"], "--params"),
+    ],
+)
+def test_mistakes_end_with_2_and_say_what_was_wrong(
+    kvwise: Any, tiny: str, monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: str
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    finished = kvwise("plan", *(tiny if a == "TINY" else a for a in arguments))
+    assert finished.code == 2
+    assert words in finished.err
+    assert "Traceback" not in finished.err
+    assert finished.out == ""
+
+
+def test_an_unknown_architecture_is_named_with_the_known_ones(kvwise: Any, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"model_type": "mamba2", "hidden_size": 8}')
+    finished = kvwise("plan", str(path))
+    assert finished.code == 2
+    assert "'mamba2'" in finished.err
+    assert "qwen3" in finished.err
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [("8GiB", 8 * GiB), ("8 GB", 8 * GB), ("1.5gib", 3 * GiB // 2), ("500MiB", 500 * MiB), ("4096", 4096), ("7b", 7)],
+)
+def test_sizes_are_read(text: str, nbytes: int) -> None:
+    assert parse_bytes("--memory", text) == nbytes
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "1e3", "0", "8 GiBs", "nan", "1" * 40])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--memory"):
+        parse_bytes("--memory", text)
