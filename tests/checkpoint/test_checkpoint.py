@@ -354,6 +354,7 @@ class TestHostileSizes:
             {"vocab_size": True},
             {"rope_theta": -1},
             {"rope_scaling": {"rope_type": "llama3"}},
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_slow": 1e308}},
         ],
         ids=lambda change: str(change)[:60],
     )

@@ -216,8 +216,15 @@ def _check_attention(where: str, a: AttentionSpec) -> None:
                 f"{where}: {a.rope.rotary_dim} rotary dimensions",
                 expected=f"an even number up to {a.head_dim}",
             )
-        if not all(math.isfinite(f) and f > 0 for f in a.rope.inv_freqs()):
+        if not _has_sound_frequencies(a.rope):
             raise SpecError(f"{where}: the rope scaling gives frequencies that are not finite and positive")
+
+
+def _has_sound_frequencies(rope: RopeSpec) -> bool:
+    try:
+        return all(math.isfinite(f) and f > 0 for f in rope.inv_freqs())
+    except (ArithmeticError, ValueError):  # absurd scaling parameters can overflow on the way
+        return False
 
 
 def _check_sizes(what: str, n: int) -> None:
