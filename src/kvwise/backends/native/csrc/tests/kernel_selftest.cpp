@@ -68,6 +68,9 @@ class Floats {
 class Bytes {
  public:
   explicit Bytes(size_t n, uint8_t value = 0) : n_(n), storage_(n + 64, value) {}
+  Bytes(const Bytes& other) : Bytes(other.n_) { std::memcpy(data(), other.data(), n_); }
+  Bytes(Bytes&&) = default;
+  Bytes& operator=(Bytes&&) = default;
   uint8_t* data() {
     const auto address = reinterpret_cast<uintptr_t>(storage_.data());
     return storage_.data() + (64 - address % 64) % 64;
