@@ -184,6 +184,7 @@ def test_errors_are_relative_to_what_was_measured() -> None:
     assert LedgerRow("ttft", 1.1, 1.0, "s", "price / clock").error == pytest.approx(0.1)
     assert LedgerRow("ttft", None, 1.0, "s", "clock").error is None
     assert LedgerRow("residual", 0, 0, "B", "").error is None
+    assert LedgerRow("residual", 0, 100, "B", "").error is None
 
 
 def test_seconds_are_not_summed_with_bytes() -> None:

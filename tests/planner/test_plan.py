@@ -131,12 +131,31 @@ def test_a_context_beyond_the_model_is_planned_and_noted() -> None:
     assert any("beyond" in note for note in p.notes)
 
 
-def test_block_types_leave_vectors_and_rows_that_do_not_divide_in_f32() -> None:
+def test_block_types_leave_vectors_in_f32_and_rows_that_they_do_not_divide_in_16_bits() -> None:
     odd = {**CONFIG, "hidden_size": 48, "head_dim": 16}
     p = plan(odd, weights="q4_0", host=HOST)
-    down = 3 * 48 * 96 * 18 // 32 + 3 * 48 * 64 * 18 // 32  # rows of 96 and of 64 divide, those of 48 do not
-    other = 4 * (p.parameters - 3 * 48 * 96 - 3 * 48 * 64)
-    assert p.weight_bytes == down + other
+    down_and_o = 3 * 48 * 96 + 3 * 48 * 64  # rows of 96 and of 64: blocks of 32 divide them, but not rows of 48
+    norms = 7 * 48
+    others = p.parameters - down_and_o - norms
+    assert p.weight_bytes == down_and_o * 18 // 32 + 4 * norms + 2 * others
+
+
+def test_rows_that_blocks_of_256_do_not_divide_get_blocks_of_32() -> None:
+    p = plan({**CONFIG, "intermediate_size": 256}, weights="q4_k", host=HOST)
+    down, norms = 3 * 64 * 256, 7 * 64
+    assert p.weight_type == "q5_0, f32, q4_k"
+    assert p.weight_bytes == down * 144 // 256 + (p.parameters - down - norms) * 22 // 32 + 4 * norms
+
+
+@pytest.mark.parametrize(("context", "batch"), [(512, 1), (128, 3)])
+def test_the_engine_would_load_exactly_what_is_planned(context: int, batch: int) -> None:
+    from kvwise.engine.model import Settings, open_model
+
+    with open_model(str(GOLDENS / "llama")) as opened:
+        own = opened.plan(Settings(max_context=context, max_requests=batch))
+    p = plan(GOLDENS / "llama", context=context, batch=batch, host=HOST)
+    assert p.memory is not None
+    assert p.memory.needs == own.needs
 
 
 def small_host(available: int) -> HostMemory:

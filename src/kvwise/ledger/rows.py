@@ -67,8 +67,8 @@ class LedgerRow:
 
     @property
     def error(self) -> float | None:
-        """Predicted over measured, less 1; None where one of them is missing or nothing was measured."""
-        if self.predicted is None or not self.measured:
+        """Predicted over measured, less 1; None where there is nothing to compare."""
+        if not self.predicted or not self.measured:
             return None
         return self.predicted / self.measured - 1
 

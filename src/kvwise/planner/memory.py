@@ -18,7 +18,7 @@ from typing import Final
 from kvwise.backends import BACKENDS
 from kvwise.backends.protocol import Backend, LoadOptions
 from kvwise.errors import BackendError, UsageError
-from kvwise.ledger.host import HostMemory, read_host_memory
+from kvwise.ledger.host import HostMemory, read_cpu_budget, read_host_memory
 from kvwise.ledger.memory import MemoryPlan, plan_memory
 from kvwise.models import build_program
 from kvwise.planner.plan import Alternative, KVCell, Plan
@@ -199,7 +199,8 @@ def _options(kv: KVCacheSpec, context: int, batch: int) -> LoadOptions:
     """What the engine would load with for `batch` requests of `context` tokens, at its default step size."""
     step_tokens = max(min(DEFAULT_STEP_TOKENS, context * batch), batch)
     limits = StepLimits(max_tokens=step_tokens, max_logits_rows=batch, max_requests=batch, max_context=context)
-    return LoadOptions(num_blocks=batch * kv.blocks_for(context), limits=limits)
+    threads = read_cpu_budget().usable_threads  # a backend may keep scratch for each
+    return LoadOptions(num_blocks=batch * kv.blocks_for(context), limits=limits, threads=threads)
 
 
 def _memory_plan(

@@ -27,6 +27,10 @@ _PLAIN_TYPES: Final[Mapping[str, TensorType]] = {
 }
 _VECTOR_TYPE: Final = TENSOR_TYPES["f32"]  # GGUF keeps norms and biases in f32 beside quantized matrices
 
+# What llama.cpp's quantizer falls back to where blocks of 256 do not divide the rows (iq4_nl has the size of q4_0).
+_SMALLER_BLOCKS: Final = {"q2_k": "q4_0", "q3_k": "q4_0", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}
+_UNDIVIDED_TYPE: Final = TENSOR_TYPES["f16"]
+
 
 def plain_weight_bytes(parameters: int, name: str) -> int:
     """Bytes of `parameters` numbers of PLAIN_BITS[name] bits each, without scales."""
@@ -44,13 +48,17 @@ def weight_type(name: str) -> TensorType:
 
 
 def uniform_types(program: Program, weights: TensorType) -> dict[str, TensorType]:
-    """Every weight stored as `weights`; beside block types vectors stay f32, as do rows that blocks don't divide."""
-    types = {}
-    for weight in program.weights.values():
-        as_vector = weight.role is Role.VECTOR and not weights.is_float and weights.ggml_id is not None
-        divides = weight.shape[-1] % weights.block_elements == 0
-        types[weight.name] = weights if divides and not as_vector else _VECTOR_TYPE
-    return types
+    """Every weight stored as `weights`, as far as its blocks divide the rows; beside block types vectors stay f32."""
+    quantized = weights.block_elements > 1 and weights.ggml_id is not None
+    return {
+        w.name: _VECTOR_TYPE if quantized and w.role is Role.VECTOR else _fitting_type(weights, w.shape[-1])
+        for w in program.weights.values()
+    }
+
+
+def _fitting_type(weights: TensorType, row_elements: int) -> TensorType:
+    smaller = TENSOR_TYPES[_SMALLER_BLOCKS.get(weights.name, _UNDIVIDED_TYPE.name)]
+    return next((t for t in (weights, smaller) if row_elements % t.block_elements == 0), _UNDIVIDED_TYPE)
 
 
 def stored_bytes(program: Program, types: Mapping[str, TensorType]) -> dict[str, int]:
