@@ -45,9 +45,7 @@ def chosen_isa() -> str:
     if not wanted:
         return usable[0]
     if wanted not in usable:
-        raise BackendError(
-            f"{ISA_VARIABLE}={wanted} can't run on this machine", expected=f"one of {', '.join(usable)}"
-        )
+        raise BackendError(f"{ISA_VARIABLE}={wanted} can't run on this machine", expected=f"one of {', '.join(usable)}")
     return wanted
 
 
@@ -84,7 +82,9 @@ class NativeBackend:
         needs = self.memory_needs(program, types, kv, options)
         module = native_module()
         try:
-            return NativeProgram(module, chosen_isa(), program, source, kv, options, needs, attention_scratch(program, options))
+            return NativeProgram(
+                module, chosen_isa(), program, source, kv, options, needs, attention_scratch(program, options)
+            )
         except (module.NativeError, MemoryError, RuntimeError) as error:
             raise BackendError(f"loading failed: {error}", action="free memory, or plan for less of it") from None
 

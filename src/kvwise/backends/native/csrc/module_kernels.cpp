@@ -26,6 +26,7 @@ class PackedMatrix {
     weight_.outputs = outputs;
     weight_.inputs = inputs;
     weight_.tile_bytes = static_cast<size_t>(tile_bytes(weight_.type, inputs));
+    if (outputs < 1 || inputs < 1) throw NativeError("a matrix needs at least one output and one input");
     if (rows.size() != static_cast<size_t>(outputs * stored_row_bytes(weight_.type, inputs))) {
       throw NativeError("the matrix's bytes don't fit its shape");
     }

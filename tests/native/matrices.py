@@ -1,0 +1,89 @@
+"""Random matrices of every stored type, activations as the kernels take them, and what a product must be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvwise.backends.native import _native
+from kvwise.checkpoint.quants import dequantize, quantize
+from kvwise.program.ir import Q8_BLOCK
+from kvwise.spec.dtypes import TENSOR_TYPES
+
+ISAS: list[str] = _native.isas()
+Q8_TYPES = ("q8_0", "q4_0", "q4_1")
+FLOAT_TYPES = ("f32", "f16", "bf16")
+UNPACKED_TYPES = ("q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
+ALL_TYPES = (*FLOAT_TYPES, *Q8_TYPES, *UNPACKED_TYPES)
+
+# Where each block type keeps its float16 scales and minima.
+_F16_AT = {
+    "q8_0": (0,), "q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2), "q2_k": (80, 82), "q3_k": (108,),
+    "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,),
+}  # fmt: skip
+
+
+def random_matrix(kind: str, outputs: int, inputs: int, rng: np.random.Generator) -> NDArray[np.uint8]:
+    """[outputs, row_bytes]: any codes at all, with scales of ordinary size."""
+    tensor_type = TENSOR_TYPES[kind]
+    if tensor_type.is_float:
+        return quantize(rng.standard_normal((outputs, inputs)), tensor_type)
+    raw = rng.integers(0, 256, (outputs, tensor_type.row_bytes(inputs)), np.uint8)
+    set_scales(kind, raw, lambda n: (rng.standard_normal(n) * 0.01).astype(np.float16))
+    return raw
+
+
+def set_scales(kind: str, raw: NDArray[np.uint8], values: Any) -> None:
+    """Overwrite every float16 of every block of `raw` with values(number of blocks)."""
+    blocks = raw.reshape(-1, TENSOR_TYPES[kind].block_bytes)
+    for at in _F16_AT[kind]:
+        blocks[:, at : at + 2] = values(len(blocks)).astype(np.float16).view(np.uint8).reshape(-1, 2)
+
+
+def q8_rows(codes: NDArray[np.int8], scales: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Rows of quantized activations from codes [R, n] and scales [R, n / 32], in the layout of csrc/kernel_table.h."""
+    rows = len(codes)
+    sums = codes.reshape(rows, -1, Q8_BLOCK).astype(np.int32).sum(axis=2, dtype=np.int32)
+    parts = (codes, scales.astype(np.float32), sums)
+    return np.concatenate([np.ascontiguousarray(p).view(np.uint8).reshape(rows, -1) for p in parts], axis=1)
+
+
+def random_x(kind: str, rows: int, inputs: int, rng: np.random.Generator) -> tuple[NDArray[np.uint8], NDArray[Any]]:
+    """Activations as bytes [rows, row_bytes], and the numbers they stand for in float64."""
+    if kind not in Q8_TYPES:
+        x = rng.standard_normal((rows, inputs)).astype(np.float32)
+        return x.view(np.uint8).reshape(rows, 4 * inputs), x.astype(np.float64)
+    codes = rng.integers(-127, 128, (rows, inputs)).astype(np.int8)
+    scales = rng.random((rows, inputs // Q8_BLOCK), np.float32) * 0.1
+    return q8_rows(codes, scales), codes * np.repeat(scales.astype(np.float64), Q8_BLOCK, axis=1)
+
+
+def product(
+    kind: str,
+    raw: NDArray[np.uint8],
+    inputs: int,
+    x: NDArray[np.uint8],
+    isa: str,
+    *,
+    bias: NDArray[np.float32] | None = None,
+    threads: int = 1,
+    tiles: int = 4,
+    rows: int = 192,
+) -> NDArray[np.float32]:
+    """x · weightᵀ by the kernels of `isa`."""
+    packed = _native.kernels.PackedMatrix(kind, len(raw), inputs, raw, threads)
+    out = np.full((len(x), len(raw)), np.nan, np.float32)
+    packed.matmul(isa, x, bias, out, tiles, rows)
+    return out
+
+
+def truth(kind: str, raw: NDArray[np.uint8], x: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The product in float64, and how far float32 arithmetic may be from it: one rounding per term and two per scale,
+    each relative to the sum of magnitudes."""
+    weight = dequantize(raw, TENSOR_TYPES[kind], np.float64)
+    magnitudes = np.abs(x) @ np.abs(weight).T
+    if kind in ("q4_0", "q4_1"):  # code · x and minimum · x are summed apart, and cancel
+        magnitudes = 3 * magnitudes + np.abs(x).sum(axis=1, keepdims=True) * np.abs(weight).max()
+    return x @ weight.T, (x.shape[1] + 4) * np.finfo(np.float32).eps * magnitudes
