@@ -6,7 +6,7 @@ do not overlap; an output may start on an input's bytes where the op allows it a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -41,14 +41,16 @@ def plan_arena(program: Program, limits: StepLimits) -> Arena:
     """Greedy best fit, largest storage first. Deterministic; pure."""
     sizes = {name: _max_bytes(slot, limits) for name, slot in program.slots.items()}
     storages = _storages(program, sizes)
-    placed: list[_Storage] = []
+    alive: list[list[_Storage]] = [[] for _ in program.ops]  # by op, those that have their place
     for storage in sorted({id(s): s for s in storages.values()}.values(), key=lambda s: (-s.nbytes, s.first)):
-        storage.offset = _lowest_gap(storage, placed)
-        placed.append(storage)
+        moments = alive[storage.first : storage.last + 1]
+        storage.offset = _lowest_gap(storage.nbytes, {id(s): s for moment in moments for s in moment}.values())
+        for moment in moments:
+            moment.append(storage)
     return Arena(
         {name: s.offset for name, s in storages.items()},
         sizes,
-        max((s.offset + s.nbytes for s in placed), default=0),
+        max((s.offset + s.nbytes for s in storages.values()), default=0),
         sizes[program.output],
     )
 
@@ -74,13 +76,10 @@ def _storages(program: Program, sizes: Mapping[str, int]) -> dict[str, _Storage]
     return storages
 
 
-def _lowest_gap(storage: _Storage, placed: list[_Storage]) -> int:
-    busy = sorted(
-        (s.offset, s.offset + s.nbytes) for s in placed if s.first <= storage.last and storage.first <= s.last
-    )
+def _lowest_gap(nbytes: int, placed: Iterable[_Storage]) -> int:
     offset = 0
-    for start, end in busy:
-        if start - offset >= storage.nbytes:
+    for start, end in sorted((s.offset, s.offset + s.nbytes) for s in placed):
+        if start - offset >= nbytes:
             break
         offset = max(offset, end)
     return offset
