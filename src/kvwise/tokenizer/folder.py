@@ -134,7 +134,10 @@ def _special_tokens(
         first = pipeline.encode("", add_special_tokens=True).ids[:1]
     started_with = next((i for i in first if i in vocabulary.special_ids), None)
     bos_id = _named_token(texts, "bos_token", vocabulary, folder)
-    bos_id = bos_id if bos_id is not None else started_with
+    if bos_id is None:
+        bos_id = started_with
+    if bos_id is None:
+        bos_id = next((i for i in _token_ids(config, "bos_token_id", "config.json") if i < len(vocabulary)), None)
     eos_id = _named_token(texts, "eos_token", vocabulary, folder)
     eos_ids = _token_ids(generation, "eos_token_id", f"{folder}/generation_config.json")
     config_eos_ids = _token_ids(config, "eos_token_id", "config.json")
