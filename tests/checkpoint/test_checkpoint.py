@@ -244,6 +244,14 @@ class TestTiedHead:
         with open_checkpoint(folder) as checkpoint, pytest.raises(CheckpointError, match="tie_word_embeddings"):
             checkpoint.read("embed.weight")
 
+    def test_a_tied_pair_stored_under_the_heads_name_alone_is_the_embedding(self, tmp_path: Path) -> None:
+        weights = llama_weights()
+        weights["lm_head.weight"] = weights.pop("model.embed_tokens.weight")
+        with open_checkpoint(write_single(tmp_path, weights)) as checkpoint:
+            match_tensors(SHAPES, checkpoint)
+            assert checkpoint.ignored == {}
+            np.testing.assert_array_equal(values(checkpoint, "embed.weight"), weights["lm_head.weight"])
+
     def test_an_untied_head_is_a_tensor_of_the_model(self, tmp_path: Path) -> None:
         weights = llama_weights() | {"lm_head.weight": np.ones((VOCAB, 32), np.float32)}
         with open_checkpoint(write_single(tmp_path, weights, tie_word_embeddings=False)) as checkpoint:

@@ -47,27 +47,16 @@ class Checkpoint:
         self.path, self.format, self.spec = path, file_format, spec
         self.metadata = MappingProxyType(dict(metadata))
         self._files = files
-        self._sources: dict[str, FileTensor] = {}
+        self._sources, ignored, self.unknown = _by_canonical_name(stored, spec.family, file_format)
         self._tied_head: FileTensor | None = None
-        ignored: dict[str, str] = {}
-        unknown: list[str] = []
-        for tensor in stored:
-            name = canonical_name(tensor.name, spec.family, file_format)
-            if reason := reason_ignored(tensor.name, file_format):
-                ignored[tensor.name] = reason
-            elif name == "lm_head.weight" and spec.tied_embeddings:
-                ignored[tensor.name], self._tied_head = "the embedding once more, which is tied to it", tensor
-            elif name is None:
-                unknown.append(tensor.name)
-            elif name in self._sources:
-                raise CheckpointError(
-                    f"{path} holds {name} twice, as {shown(self._sources[name].name)} and {shown(tensor.name)}"
-                )
-            else:
-                self._sources[name] = tensor
+        head = self._sources.pop("lm_head.weight", None) if spec.tied_embeddings else None
+        if head is not None and "embed.weight" in self._sources:
+            self._tied_head, ignored[head.name] = head, "the embedding once more, which is tied to it"
+        elif head is not None:
+            # A writer that stores shared tensors once may have kept the head's name.
+            self._sources["embed.weight"] = head
         self.tensors = MappingProxyType({name: _as_stored(name, t) for name, t in self._sources.items()})
         self.ignored = MappingProxyType(ignored)
-        self.unknown = tuple(unknown)
         self._interleaved = file_format == "gguf" and metadata.get("general.architecture") in INTERLEAVED_ARCHITECTURES
 
     def read(self, name: str, *, copy: bool = False) -> NDArray[np.uint8]:
@@ -131,6 +120,30 @@ def match_tensors(expected: Mapping[str, tuple[int, ...]], checkpoint: Checkpoin
         f"{checkpoint.spec.num_layers} layers: {listed}" + (f", and {rest} more" if rest > 0 else ""),
         expected=f"{len(expected)} tensors of the shapes that its configuration implies",
     )
+
+
+def _by_canonical_name(
+    stored: Collection[FileTensor], family: str, file_format: Format
+) -> tuple[dict[str, FileTensor], dict[str, str], tuple[str, ...]]:
+    """The family's tensors by canonical name, reasons for ignored ones by file name, names of all others.
+
+    Raises CheckpointError if two tensors have the same canonical name.
+    """
+    named: dict[str, FileTensor] = {}
+    ignored: dict[str, str] = {}
+    unknown: list[str] = []
+    for tensor in stored:
+        name = canonical_name(tensor.name, family, file_format)
+        if reason := reason_ignored(tensor.name, file_format):
+            ignored[tensor.name] = reason
+        elif name is None:
+            unknown.append(tensor.name)
+        elif name in named:
+            both = f"{shown(named[name].name)} and {shown(tensor.name)}"
+            raise CheckpointError(f"{tensor.file.path} holds {name} twice, as {both}")
+        else:
+            named[name] = tensor
+    return named, ignored, tuple(unknown)
 
 
 def _as_stored(name: str, source: FileTensor) -> StoredTensor:
