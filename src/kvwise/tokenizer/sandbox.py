@@ -185,10 +185,13 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         owner = obj.__self__ if isinstance(obj, types.MethodType) else obj
         return isinstance(owner, (*_OWN_TYPES, Callback, BoundFormat))
 
-    def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
-        if attribute.startswith("_"):
-            raise SecurityError(f"attribute {attribute!r} of a {type(obj).__name__} is out of reach")
-        return super().unsafe_undefined(obj, attribute)
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        _check_reach(obj, attribute)
+        return super().getattr(obj, attribute)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        _check_reach(obj, argument)
+        return super().getitem(obj, argument)
 
     def wrap_str_format(self, value: Any) -> Any:
         if isinstance(value, types.BuiltinMethodType) and value.__name__ in ("format", "format_map"):
@@ -221,6 +224,12 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         for reach in source.find_all((nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)):
             raise TemplateError(f"the chat template loads another one on line {reach.lineno}")
         return super()._generate(source, name, filename, defer_init)
+
+
+def _check_reach(obj: object, name: object) -> None:
+    """Raise SecurityError for a name of Python's own inner parts, unless it is a key of the template's data."""
+    if isinstance(name, str) and name.startswith("_") and not (isinstance(obj, dict) and name in obj):
+        raise SecurityError(f"{name[:40]!r} of a {type(obj).__name__} is out of reach")
 
 
 class BoundFormat:
