@@ -24,6 +24,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # rich doubles the time of --help
 )
 app.command("run")(run_command)
 app.command("chat")(chat_command)

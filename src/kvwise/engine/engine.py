@@ -22,8 +22,7 @@ from kvwise.engine.state import MakeDecoder, RequestOutput, RequestState
 from kvwise.errors import DoesNotFit, UsageError
 from kvwise.kvcache import KVCache, Reservation, check_integrity
 from kvwise.scheduler.fcfs import plan_step
-from kvwise.scheduler.step_plan import ScheduledRequest, StepPlan
-from kvwise.scheduler.step_plan import StepLimits as PolicyLimits
+from kvwise.scheduler.step_plan import ScheduledRequest, StepPlan, check_limits
 from kvwise.spec.kv import KVCacheSpec
 from kvwise.spec.request import Request
 from kvwise.spec.shape import StepLimits, StepShape
@@ -56,13 +55,13 @@ class Engine:
         Without `keep_kv` every token's step computes all positions anew, which shows what the cache is worth.
         `check_every_step` proves the cache's invariants after each step.
         """
+        check_limits(limits)
         self.cache = KVCache(num_blocks, kv.block_tokens)
         self.limits = limits
         self.outputs: dict[str, RequestOutput] = {}
         self._executor, self._kv, self._vocab = executor, kv, vocab
         self._stop_ids, self._make_decoder = stop_ids, make_decoder
         self._prefix_cache, self._keep_kv, self._check_every_step = prefix_cache, keep_kv, check_every_step
-        self._policy_limits = PolicyLimits(limits.max_requests, limits.max_tokens, limits.max_logits_rows)
         self._waiting: list[RequestState] = []
         self._running: dict[str, RequestState] = {}
         self._num_added = 0
@@ -121,7 +120,7 @@ class Engine:
         """Compute one step. Raises UsageError when there is nothing to do, BackendError when computing failed."""
         if not self.has_work:
             raise UsageError("the engine has no request to serve", action="add one first")
-        plan = plan_step(self._running.values(), self._waiting, self.cache, self._policy_limits)
+        plan = plan_step(self._running.values(), self._waiting, self.cache, self.limits)
         self._preempt(plan)
         self._admit(plan)
         reservations = self._reserve(plan)

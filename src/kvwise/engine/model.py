@@ -33,7 +33,6 @@ from kvwise.spec.dtypes import TensorType
 from kvwise.spec.kv import KVCacheSpec
 from kvwise.spec.model import ModelSpec
 from kvwise.spec.shape import StepLimits
-from kvwise.units import ceil_div
 
 if TYPE_CHECKING:
     from kvwise.checkpoint import Checkpoint
@@ -145,7 +144,9 @@ class OpenedModel:
             raise UsageError(
                 f"a context of {context} tokens", expected=f"at most the model's {self.spec.max_positions} positions"
             )
-        pool_tokens = settings.pool_tokens or context * settings.max_requests
+        each = self.kv.blocks_for(context)
+        num_blocks = self.kv.blocks_for(settings.pool_tokens) if settings.pool_tokens else each * settings.max_requests
+        pool_tokens = num_blocks * self.kv.block_tokens
         step_tokens = max(min(settings.max_step_tokens, pool_tokens), settings.max_requests)
         limits = StepLimits(
             max_tokens=step_tokens,
@@ -153,7 +154,6 @@ class OpenedModel:
             max_requests=settings.max_requests,
             max_context=context,
         )
-        num_blocks = max(ceil_div(pool_tokens, self.kv.block_tokens), settings.max_requests)
         return LoadOptions(num_blocks, limits, settings.threads or read_cpu_budget().usable_threads)
 
     def plan(self, settings: Settings) -> MemoryPlan:

@@ -11,6 +11,7 @@ import hashlib
 import platform
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -53,10 +54,8 @@ def machine_profile(backend: str, threads: int, weight_types: Collection[str]) -
     if known is not None and not missing:
         return known
     profile = _probe(BACKENDS[backend], threads, missing, known)
-    try:
+    with suppress(OSError):  # a cache that can't be written costs the next run a second, nothing else
         save_profile(path, profile)
-    except OSError:
-        pass  # a cache that can't be written costs the next run a second, nothing else
     return profile
 
 
