@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Mapping
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from kvwise.errors import InputError
 
@@ -31,7 +31,7 @@ class Table(Generic[T]):
             module, _, attribute = row.partition(":")
             row = getattr(importlib.import_module(module), attribute)
             self._rows[name] = row
-        return row  # type: ignore[return-value]
+        return cast(T, row)
 
     def __contains__(self, name: object) -> bool:
         return name in self._rows
