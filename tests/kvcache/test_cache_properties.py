@@ -1,7 +1,8 @@
 """Random use of a small cache against a simulated memory: what is read through a block table is what was written.
 
 Each slot of the simulated memory holds (salt, all tokens up to and with this position), which is what K and V of a
-position depend on. Blocks hold 4 tokens and there are two token ids, so that requests share, collide and evict often.
+position depend on. Blocks hold 4 tokens, and most requests follow one of three texts, two of which begin alike, so
+that requests share, compute the same at once, and evict often.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ from kvwise.kvcache import KVCache, OutOfBlocks, Reservation, check_integrity
 
 BLOCK_TOKENS = 4
 SALTS = ("", "adapter")
-token_lists = st.lists(st.integers(0, 1), min_size=1, max_size=22)
+TEXTS = ((0,) * 40, (0,) * 9 + (1,) * 31, (1, 0) * 20)
+texts = st.sampled_from(TEXTS)
+lengths = st.integers(1, 22)
 
-Content = tuple[str, tuple[int, ...]]
+Tokens = tuple[int, ...]
+Content = tuple[str, Tokens]
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -52,13 +56,32 @@ class CacheMachine(RuleBasedStateMachine):
         slots = [block * BLOCK_TOKENS + i for block in blocks for i in range(BLOCK_TOKENS)]
         return [memory[slot] for slot in slots[:num_tokens]]
 
-    @rule(tokens=token_lists, salt=st.sampled_from(SALTS))
-    def admit(self, tokens: list[int], salt: str) -> None:
-        prefix = self.cache.match_prefix(tokens, salt)
+    @rule(text=texts, length=lengths, salt=st.sampled_from(SALTS))
+    def admit(self, text: Tokens, length: int, salt: str) -> None:
+        self.start(text, length, salt)
+
+    def start(self, text: Tokens, length: int, salt: str) -> str:
+        prefix = self.cache.match_prefix(text[:length], salt)
         request_id = self.new_id()
         self.cache.admit(request_id, prefix)
         self.salts[request_id] = salt
-        self.computed[request_id] = tokens[: prefix.num_cached_tokens]
+        self.computed[request_id] = list(text[: prefix.num_cached_tokens])
+        return request_id
+
+    @rule(text=texts, length=lengths, salt=st.sampled_from(SALTS), finish=st.booleans())
+    def answer(self, text: Tokens, length: int, salt: str, finish: bool) -> None:
+        """A whole request in one rule, so that the others meet a cache with something in it."""
+        request_id = self.start(text, length, salt)
+        missing = text[len(self.computed[request_id]) : length]
+        if self.cache.can_reserve(request_id, len(missing)):
+            self.reserved[request_id] = self.cache.reserve(request_id, missing)
+            self.run_step()
+            self.ran.remove(request_id)
+            self.cache.commit(self.reserved.pop(request_id))
+            self.computed[request_id] += missing
+        if finish:
+            self.cache.release(request_id)
+            del self.computed[request_id], self.salts[request_id]
 
     @rule(salt=st.sampled_from(SALTS))
     def admit_without_lookup(self, salt: str) -> None:
@@ -68,9 +91,11 @@ class CacheMachine(RuleBasedStateMachine):
         self.computed[request_id] = []
 
     @precondition(lambda self: self.settled)
-    @rule(data=st.data(), tokens=token_lists)
-    def reserve(self, data: Any, tokens: list[int]) -> None:
+    @rule(data=st.data(), text=texts, length=lengths)
+    def reserve(self, data: Any, text: Tokens, length: int) -> None:
         request_id = self.pick(data, self.settled)
+        num_computed = len(self.computed[request_id])
+        tokens = text[num_computed : num_computed + length] or text[:length]
         table = list(self.cache.block_table(request_id))
         if self.cache.can_reserve(request_id, len(tokens)):
             self.reserved[request_id] = self.cache.reserve(request_id, tokens)
@@ -155,15 +180,16 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.cache.num_available_blocks == num_available + num_freed
         del self.computed[request_id], self.salts[request_id]
 
-    @rule(tokens=token_lists, salt=st.sampled_from(SALTS))
-    def a_match_finds_what_memory_holds_and_nothing_else(self, tokens: list[int], salt: str) -> None:
+    @rule(text=texts, length=st.integers(1, 40), salt=st.sampled_from(SALTS))
+    def a_match_finds_what_memory_holds_and_nothing_else(self, text: Tokens, length: int, salt: str) -> None:
+        tokens = text[:length]
         before = state(self.cache)
         prefix = self.cache.match_prefix(tokens, salt)
         assert state(self.cache) == before, "a match changes nothing"
         published = {tuple(self.read([block], BLOCK_TOKENS)): block for block in self.cache.index.blocks()}
         expected = []
         for stop in range(BLOCK_TOKENS, len(tokens), BLOCK_TOKENS):
-            content = tuple((salt, tuple(tokens[: i + 1])) for i in range(stop - BLOCK_TOKENS, stop))
+            content = tuple((salt, tokens[: i + 1]) for i in range(stop - BLOCK_TOKENS, stop))
             if content not in published:
                 break
             expected.append(published[content])

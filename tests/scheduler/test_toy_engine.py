@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvwise.kvcache import KVCache, check_integrity
-from kvwise.scheduler import StepLimits, StepPlan, plan_step
+from kvwise.scheduler import StepPlan, check_limits, plan_step
+from kvwise.spec.shape import StepLimits
 from kvwise.units import ceil_div
 
 BLOCK_TOKENS = 4
@@ -146,13 +147,13 @@ def check_plan(plan: StepPlan, engine: ToyEngine) -> None:
     limits, running = engine.limits, sorted(engine.running, key=lambda request: request.arrival_order)
     scheduled = {entry.request_id: entry for entry in plan.scheduled}
     blocked = dict(plan.blocked)
-    assert plan.num_scheduled_tokens <= limits.max_num_batched_tokens
+    assert plan.num_scheduled_tokens <= limits.max_tokens
     assert plan.num_logits_rows <= limits.max_logits_rows
     assert all(entry.num_scheduled_tokens >= 1 for entry in plan.scheduled)
     accounted = scheduled.keys() | set(plan.preempted) | blocked.keys()
     assert len(accounted) == len(plan.scheduled) + len(plan.preempted) + len(plan.blocked), "each has one fate"
     num_admitted = sum(entry.prefix is not None for entry in plan.scheduled)
-    assert len(running) - len(plan.preempted) + num_admitted <= limits.max_num_seqs
+    assert len(running) - len(plan.preempted) + num_admitted <= limits.max_requests
     assert not (plan.preempted and num_admitted)
 
     oldest = (running or engine.waiting)[:1]
@@ -172,12 +173,14 @@ def check_plan(plan: StepPlan, engine: ToyEngine) -> None:
 
 @st.composite
 def loads(draw: st.DrawFn) -> tuple[list[ToyRequest], StepLimits]:
-    max_num_seqs = draw(st.integers(1, 6))
+    max_requests = draw(st.integers(1, 6))
     limits = StepLimits(
-        max_num_seqs,
-        max_num_batched_tokens=max_num_seqs + draw(st.integers(0, 20)),
-        max_logits_rows=max_num_seqs + draw(st.integers(0, 6)),
+        max_requests=max_requests,
+        max_tokens=max_requests + draw(st.integers(0, 20)),
+        max_logits_rows=max_requests + draw(st.integers(0, 6)),
+        max_context=50,
     )
+    check_limits(limits)
     arrival_step, requests = 0, []
     for order in range(draw(st.integers(1, 9))):
         arrival_step += draw(st.sampled_from((0, 0, 0, 1, 5)))
@@ -231,7 +234,7 @@ def test_with_blocks_to_spare_nobody_is_preempted_and_first_tokens_come_in_order
     requests, limits = load
     for request in requests:
         request.wants_prompt_logits = False
-    cache = KVCache(sum(request.num_blocks for request in requests) + limits.max_num_seqs, BLOCK_TOKENS)
+    cache = KVCache(sum(request.num_blocks for request in requests) + limits.max_requests, BLOCK_TOKENS)
     engine = ToyEngine(requests, cache, limits, set())
     engine.run(max_steps(requests, set()))
     assert all(request.token_ids == request.expected and not request.num_preemptions for request in requests)
@@ -242,7 +245,7 @@ def test_with_blocks_to_spare_nobody_is_preempted_and_first_tokens_come_in_order
 def test_the_small_pool_does_preempt() -> None:
     """Without this the properties above could hold for want of trouble."""
     requests = [ToyRequest(f"r{i}", [i % VOCABULARY] * 8, arrival_order=i, num_outputs=30) for i in range(4)]
-    engine = ToyEngine(requests, KVCache(16, BLOCK_TOKENS), StepLimits(4, 32, 4), set())
+    engine = ToyEngine(requests, KVCache(16, BLOCK_TOKENS), StepLimits(32, 4, 4, max_context=50), set())
     engine.run(max_steps(requests, set()))
     assert sum(request.num_preemptions for request in requests) > 0
     assert requests[0].num_preemptions == 0

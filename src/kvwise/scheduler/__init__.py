@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, Protocol
 
+from kvwise.errors import UsageError
 from kvwise.registry import Table
 from kvwise.scheduler.fcfs import plan_step
 from kvwise.scheduler.step_plan import (
@@ -13,9 +14,10 @@ from kvwise.scheduler.step_plan import (
     RequestView,
     Schedulable,
     ScheduledRequest,
-    StepLimits,
     StepPlan,
+    check_limits,
 )
+from kvwise.spec.shape import StepLimits
 
 
 class Policy(Protocol):
@@ -26,7 +28,7 @@ class Policy(Protocol):
     ) -> StepPlan: ...
 
 
-POLICIES: Final[Table[Policy]] = Table("scheduling policy", {"fcfs": "kvwise.scheduler.fcfs:plan_step"})
+POLICIES: Final[Table[Policy]] = Table("scheduling policy", {"fcfs": "kvwise.scheduler.fcfs:plan_step"}, UsageError)
 
 __all__ = [
     "POLICIES",
@@ -36,7 +38,7 @@ __all__ = [
     "RequestView",
     "Schedulable",
     "ScheduledRequest",
-    "StepLimits",
     "StepPlan",
+    "check_limits",
     "plan_step",
 ]

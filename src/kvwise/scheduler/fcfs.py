@@ -23,9 +23,9 @@ from kvwise.scheduler.step_plan import (
     Kind,
     Schedulable,
     ScheduledRequest,
-    StepLimits,
     StepPlan,
 )
+from kvwise.spec.shape import StepLimits
 from kvwise.units import ceil_div
 
 
@@ -35,7 +35,8 @@ def plan_step(
     """This step's tokens, and whom to preempt for them. Pure.
 
     `running` in any order, `waiting` in order of arrival (only the first few are looked at); each has a token to
-    compute and no open reservation. A plan that is carried out in StepPlan's order never runs out of blocks.
+    compute and no open reservation. `limits` have passed `check_limits`; max_context is not looked at. A plan that
+    is carried out in StepPlan's order never runs out of blocks.
     """
     draft = _Draft(running, cache, limits)
     draft.plan_running(decodes=True)
@@ -54,8 +55,8 @@ class _Draft:
 
     def __init__(self, running: Iterable[Schedulable], cache: CacheView, limits: StepLimits) -> None:
         self.cache, self.block_tokens = cache, cache.block_tokens
-        self.max_num_seqs = limits.max_num_seqs
-        self.tokens_left = limits.max_num_batched_tokens
+        self.max_requests = limits.max_requests
+        self.tokens_left = limits.max_tokens
         self.rows_left = limits.max_logits_rows
         self.blocks_left = cache.num_available_blocks
         # Oldest first; preemption takes from the end, admission appends.
@@ -91,7 +92,7 @@ class _Draft:
         num_left = len(request.token_ids) - num_computed
         chunk = self._chunk(request, num_left)
         if not chunk:
-            self.blocked[request.request_id] = "max_logits_rows" if self.tokens_left else "max_num_batched_tokens"
+            self.blocked[request.request_id] = "max_logits_rows" if self.tokens_left else "max_tokens"
             return
         if num_computed % size == 0 and not self.blocks_left and not self._preempt_for(place):
             self.blocked[request.request_id] = "blocks"
@@ -133,10 +134,10 @@ class _Draft:
         """Admits `request` or says what stops it; and how many blocks more are promised then."""
         if self.preempted:
             return "preemption", 0
-        if len(self.running) >= self.max_num_seqs:
-            return "max_num_seqs", 0
+        if len(self.running) >= self.max_requests:
+            return "max_requests", 0
         if not self.tokens_left:
-            return "max_num_batched_tokens", 0
+            return "max_tokens", 0
         num_spare = self.blocks_left - num_promised
         if num_spare < 1 or "blocks" in self.blocked.values():
             return "blocks", 0

@@ -7,14 +7,14 @@ plainest such thing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 from kvwise.errors import UsageError
 from kvwise.kvcache import CachedPrefix
+from kvwise.spec.shape import StepLimits
 
 Kind = Literal["prefill", "decode"]
-BlockedBy = Literal["max_num_seqs", "max_num_batched_tokens", "max_logits_rows", "blocks", "preemption"]
+BlockedBy = Literal["max_requests", "max_tokens", "max_logits_rows", "blocks", "preemption"]
 
 
 class Schedulable(Protocol):
@@ -63,28 +63,16 @@ class CacheView(Protocol):
     def count_freed_by(self, request_ids: Iterable[str]) -> int: ...
 
 
-@dataclass(frozen=True, slots=True)
-class StepLimits:
-    """`max_num_seqs` running requests; per step `max_num_batched_tokens` tokens and `max_logits_rows` logits rows.
-
-    Raises UsageError for limits under which a full set of decodes would not fit one step.
-    """
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_logits_rows: int
-
-    def __post_init__(self) -> None:
-        if self.max_num_seqs < 1:
-            raise UsageError(f"max_num_seqs is {self.max_num_seqs}", expected="at least 1")
-        for name in ("max_num_batched_tokens", "max_logits_rows"):
-            value = getattr(self, name)
-            if value < self.max_num_seqs:
-                raise UsageError(
-                    f"{name} is {value}",
-                    expected=f"at least max_num_seqs ({self.max_num_seqs}): each decode takes one",
-                    action=f"raise {name} or lower max_num_seqs",
-                )
+def check_limits(limits: StepLimits) -> None:
+    """Raises UsageError for limits under which one decode of each request would not fit a step."""
+    for name in ("max_tokens", "max_logits_rows"):
+        value = getattr(limits, name)
+        if not 1 <= limits.max_requests <= value:
+            raise UsageError(
+                f"{name} is {value} for {limits.max_requests} requests at once",
+                expected="at least one token and one logits row for each request, and at least one request",
+                action=f"raise {name} or lower max_requests",
+            )
 
 
 class ScheduledRequest(NamedTuple):
