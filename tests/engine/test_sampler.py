@@ -31,8 +31,11 @@ def allowed_ids(logits: np.ndarray, p: SamplingParams) -> set[int]:
     return {i for i in kept if probs[i] >= p.min_p * probs[kept[0]] * (1 - 1e-12)}
 
 
+TIES = st.lists(st.sampled_from([0.0, 1.0, 2.0]), min_size=1, max_size=12).map(lambda v: np.array(v, np.float32))
+
+
 @settings(max_examples=200)
-@given(LOGITS, st.integers(0, 10), st.floats(0.05, 1.0), st.floats(0, 0.9), st.integers(0, 2**64 - 1))
+@given(LOGITS | TIES, st.integers(0, 10), st.floats(0.05, 1.0), st.floats(0, 0.9), st.integers(0, 2**64 - 1))
 def test_only_ids_that_survive_every_filter_are_drawn(
     logits: np.ndarray, top_k: int, top_p: float, min_p: float, seed: int
 ) -> None:

@@ -53,8 +53,7 @@ def _candidates(logits: NDArray[np.float32], params: SamplingParams) -> tuple[ND
     """Ids that survive the filters, most probable first, and their unnormalised probabilities."""
     ids = np.arange(logits.size)
     if 0 < params.top_k < logits.size:
-        cut = np.partition(logits, logits.size - params.top_k)[logits.size - params.top_k]
-        ids = np.flatnonzero(logits >= cut)
+        ids = _top_ids(logits, params.top_k)
     scaled = logits[ids].astype(np.float64) / params.temperature
     weights = np.exp(scaled - scaled.max())
     weights /= weights.sum()
@@ -64,8 +63,6 @@ def _candidates(logits: NDArray[np.float32], params: SamplingParams) -> tuple[ND
         ids, weights = ids[keep], weights[keep]
     order = np.lexsort((ids, -weights))
     ids, weights = ids[order], weights[order]
-    if params.top_k:
-        ids, weights = ids[: params.top_k], weights[: params.top_k]
     if params.top_p < 1.0:
         before = np.cumsum(weights) - weights  # mass of the more probable ones
         ids, weights = ids[before < params.top_p], weights[before < params.top_p]
@@ -73,3 +70,10 @@ def _candidates(logits: NDArray[np.float32], params: SamplingParams) -> tuple[ND
         keep = weights >= params.min_p * weights[0]
         ids, weights = ids[keep], weights[keep]
     return ids, weights
+
+
+def _top_ids(logits: NDArray[np.float32], k: int) -> NDArray[np.intp]:
+    """The k largest, without sorting the vocabulary; of equal ones at the edge the smaller ids."""
+    cut = np.partition(logits, logits.size - k)[logits.size - k]
+    above = np.flatnonzero(logits > cut)
+    return np.concatenate([above, np.flatnonzero(logits == cut)[: k - above.size]])
