@@ -68,8 +68,9 @@ struct Tile {
   const int group, positions, first_position, dim, padded;
   float *queries, *scores, *span_out, *total_out, *widened, *maximum, *sum, *total_maximum, *total_sum;
   Visible* visible;
-  const T* k[kSpanBlocks];
+  const T* k[kSpanBlocks];     // the blocks of the span at hand
   const T* v[kSpanBlocks];
+  const T* next[kSpanBlocks];  // K of the span after it, or V where there is none
 
   Tile(const AttentionArgs& args, const AttentionItem& it, uint8_t* scratch)
       : a(args),
@@ -113,8 +114,9 @@ struct Tile {
   int first_span() const { return first_visible(first_position, a.window) / kSpanTokens; }
   int last_span() const { return (first_position + positions - 1) / kSpanTokens; }
 
-  // The rows that see any of `span`, with visible[] filled for them and the pointers of its blocks set.
-  RowRange enter_span(int span) {
+  // The rows that see any of `span`, with visible[] filled for them and the pointers of its blocks set. `more`: the
+  // next span is computed after this one.
+  RowRange enter_span(int span, bool more) {
     const int start = span * kSpanTokens;
     int from = start - first_position, to = positions;
     if (from < 0) from = 0;
@@ -131,6 +133,8 @@ struct Tile {
     for (int b = visible[rows.begin].begin / 16; 16 * b < visible[rows.end - 1].end; ++b) {
       k[b] = kv_block<T>(a, table[b], item.kv_head);
       v[b] = k[b] + 16 * dim;
+      const bool follows = more && start + kSpanTokens + 16 * b < first_position + positions;
+      next[b] = follows ? kv_block<T>(a, table[b + kSpanBlocks], item.kv_head) : v[b];
     }
     return rows;
   }
@@ -147,8 +151,9 @@ struct Tile {
     }
   }
 
-  // K and V are widened to float32 once per tile where more than one set of rows reads them.
-  bool widens(RowRange rows) const { return sizeof(T) != sizeof(float) && rows.end - rows.begin > kMaxRows; }
+  // One set of rows reads K and V as they come from memory. Where several do, both are widened to float32 first.
+  static bool streams(RowRange rows) { return rows.end - rows.begin <= kMaxRows; }
+  static bool widens(RowRange rows) { return sizeof(T) != sizeof(float) && !streams(rows); }
 
   void score_span(RowRange rows) {
     const float scale = a.softcap > 0 ? a.scale / a.softcap : a.scale * kLog2E;
@@ -165,19 +170,22 @@ struct Tile {
       for_each_tile(rows, [&](int r, int n, int begin, int end) {
         const int from = begin / 16 > b ? begin / 16 : b, to = (end + 15) / 16 < stop ? (end + 15) / 16 : stop;
         if (widen) {
-          score_rows(wide, r, n, from, to, scale);
+          score_rows<false>(wide, wide, r, n, from, to, scale);
+        } else if (streams(rows)) {
+          score_rows<true>(k, v, r, n, from, to, scale);
         } else {
-          score_rows(k, r, n, from, to, scale);
+          score_rows<false>(k, k, r, n, from, to, scale);
         }
       });
     }
   }
-  template <class S>
-  void score_rows(const S* const* blocks, int r, int n, int from, int to, float scale) {
+  template <bool ahead_known, class S>
+  void score_rows(const S* const* blocks, const S* const* ahead, int r, int n, int from, int to, float scale) {
     for (int groups = (to - from + columns_for(n) - 1) / columns_for(n); groups > 0; --groups) {
       const int columns = (to - from + groups - 1) / groups;
       with_tile(n, columns, [&]<int R, int C>() {
-        score_tile<R, C>(queries + r * kQueryStride, blocks + from, dim, scale, scores + r * kScoreStride + 16 * from);
+        score_tile<R, C, ahead_known>(queries + r * kQueryStride, blocks + from, ahead + from, dim, scale,
+                                      scores + r * kScoreStride + 16 * from);
       });
       from += columns;
     }
@@ -217,13 +225,19 @@ struct Tile {
                 sizeof(float) * (rows.end - rows.begin) * padded);
     const int first = visible[rows.begin].begin / 16, last = (visible[rows.end - 1].end - 1) / 16;
     if (!widens(rows) && dim == padded)
-      return for_each_tile(rows, [&](int r, int n, int begin, int end) { value_rows(v, r, n, begin, end); });
+      return for_each_tile(rows, [&](int r, int n, int begin, int end) {
+        if (streams(rows)) {
+          value_rows<true>(v, next, r, n, begin, end);
+        } else {
+          value_rows<false>(v, v, r, n, begin, end);
+        }
+      });
     for (int b = first; b <= last; b += 4) {
       const int stop = last + 1 < b + 4 ? last + 1 : b + 4;
       const float* wide[kSpanBlocks];
       for (int i = b; i < stop; ++i) wide[i] = widen_values(i, widened + (i - b) * 16 * padded);
       for_each_tile(rows, [&](int r, int n, int begin, int end) {
-        value_rows(wide, r, n, begin > 16 * b ? begin : 16 * b, end < 16 * stop ? end : 16 * stop);
+        value_rows<false>(wide, wide, r, n, begin > 16 * b ? begin : 16 * b, end < 16 * stop ? end : 16 * stop);
       });
     }
   }
@@ -234,8 +248,8 @@ struct Tile {
               dim - i < 16 ? load_n(v[block] + t * dim + i, dim - i) : load(v[block] + t * dim + i));
     return to;
   }
-  template <class S>
-  void value_rows(const S* const* blocks, int r, int n, int begin, int end) {
+  template <bool ahead_known, class S>
+  void value_rows(const S* const* blocks, const S* const* ahead, int r, int n, int begin, int end) {
     if (begin >= end) return;
     int common_begin = visible[r + n - 1].begin, common_end = visible[r].end;
     if (common_begin < begin) common_begin = begin;
@@ -245,18 +259,22 @@ struct Tile {
     int from = 0;
     for (int groups = (vectors + columns_for(n) - 1) / columns_for(n); groups > 0; --groups) {
       const int columns = (vectors - from + groups - 1) / groups;
-      const S* column[kSpanBlocks];
-      for (int b = begin / 16; 16 * b < end; ++b) column[b] = blocks[b] + 16 * from;
+      const S *column[kSpanBlocks], *ahead_column[kSpanBlocks];
+      for (int b = begin / 16; 16 * b < end; ++b) {
+        column[b] = blocks[b] + 16 * from;
+        if (ahead_known) ahead_column[b] = ahead[b] + 16 * from;
+      }
       with_tile(n, columns, [&]<int R, int C>() {
-        value_tile<R, C>(scores + r * kScoreStride, column, padded, begin, common_begin, common_end, end, visible + r,
-                         span_out + static_cast<int64_t>(r) * padded + 16 * from, padded);
+        value_tile<R, C, ahead_known>(scores + r * kScoreStride, column, ahead_column, padded, begin, common_begin,
+                                      common_end, end, visible + r,
+                                      span_out + static_cast<int64_t>(r) * padded + 16 * from, padded);
       });
       from += columns;
     }
   }
 
-  RowRange compute_span(int span) {
-    const RowRange rows = enter_span(span);
+  RowRange compute_span(int span, bool more) {
+    const RowRange rows = enter_span(span, more);
     score_span(rows);
     softmax_span(rows);
     value_span(rows);
@@ -294,7 +312,7 @@ static void attend_whole(Tile<T>& tile) {
   }
   std::memset(tile.total_out, 0, sizeof(float) * rows * tile.padded);
   for (int span = tile.first_span(); span <= tile.last_span(); ++span) {
-    const RowRange range = tile.compute_span(span);
+    const RowRange range = tile.compute_span(span, span < tile.last_span());
     for (int r = range.begin; r < range.end; ++r)
       combine(tile.total_maximum + r, tile.total_sum + r, tile.total_out + static_cast<int64_t>(r) * tile.padded,
               tile.maximum[r], tile.sum[r], tile.span_out + static_cast<int64_t>(r) * tile.padded, tile.padded);
@@ -305,9 +323,9 @@ static void attend_whole(Tile<T>& tile) {
   }
 }
 
-// One span of a split decode; whoever finishes the last span of the (request, KV head) combines them all, in order.
+// Some spans of a split decode; whoever finishes the last of the (request, KV head) combines them all, in order.
 template <class T>
-static void attend_span(Tile<T>& tile) {
+static void attend_spans(Tile<T>& tile) {
   const AttentionArgs& a = tile.a;
   const AttentionItem& item = tile.item;
   float* const partials = reinterpret_cast<float*>(a.shared + 4 * kSplitCounters);
@@ -316,15 +334,17 @@ static void attend_span(Tile<T>& tile) {
     const int64_t place = item.slot + span - item.first_span;
     return partials + (place * a.num_q_heads + static_cast<int64_t>(item.kv_head) * tile.group + g) * stride;
   };
-  tile.compute_span(item.span);
-  for (int g = 0; g < tile.group; ++g) {
-    float* const to = partial(item.span, g);
-    to[0] = tile.maximum[g];
-    to[1] = tile.sum[g];
-    std::memcpy(to + kPartialHeader, tile.span_out + g * tile.padded, sizeof(float) * tile.padded);
+  for (int span = item.span_begin; span < item.span_end; ++span) {
+    tile.compute_span(span, span + 1 < item.span_end);
+    for (int g = 0; g < tile.group; ++g) {
+      float* const to = partial(span, g);
+      to[0] = tile.maximum[g];
+      to[1] = tile.sum[g];
+      std::memcpy(to + kPartialHeader, tile.span_out + g * tile.padded, sizeof(float) * tile.padded);
+    }
   }
   int32_t* const done = reinterpret_cast<int32_t*>(a.shared) + item.slot * a.num_kv_heads + item.kv_head;
-  if (__atomic_add_fetch(done, 1, __ATOMIC_ACQ_REL) < item.num_spans) return;
+  if (__atomic_add_fetch(done, item.span_end - item.span_begin, __ATOMIC_ACQ_REL) < item.num_spans) return;
   __atomic_store_n(done, 0, __ATOMIC_RELAXED);
   for (int g = 0; g < tile.group; ++g) {
     float maximum = kMinusInfinity, sum = 0.0f;
@@ -341,8 +361,8 @@ template <class T>
 static void attention_as(const AttentionArgs& a, int64_t index, uint8_t* scratch) {
   Tile<T> tile(a, attention_item(a, index), scratch);
   tile.copy_queries();
-  if (tile.item.span >= 0) {
-    attend_span(tile);
+  if (tile.item.span_end > tile.item.span_begin) {
+    attend_spans(tile);
   } else {
     attend_whole(tile);
   }

@@ -1,8 +1,8 @@
 // How one attention op is cut into work items, and the sizes of what they need. Arithmetic on shapes only.
 //
 //   a request that computes several tokens:  (KV head, tile of query positions), the last positions first
-//   a request that computes one token:       (KV head), or (KV head, span) where the context has several spans and the
-//                                            memory for the spans' partial results is still free
+//   a request that computes one token:       (KV head), or (KV head, some spans) where the context has several spans
+//                                            and the memory for their partial results is still free
 #pragma once
 
 #include "attention_tile.h"
@@ -57,10 +57,17 @@ static size_t attention_scratch_bytes(int num_q_heads, int num_kv_heads, int hea
 struct AttentionItem {
   int request, kv_head;
   int query_begin, query_end;  // among the request's tokens of this step
-  int span;                    // a split decode: the one span to compute; else -1
+  int span_begin, span_end;    // a split decode: the spans to compute; else equal
   int first_span, num_spans;   // of a split decode: all spans of the request
-  int64_t slot;                // of a split decode: its first place among the partial results
+  int64_t slot;                // of a split decode: the place of first_span among the partial results
 };
+
+// Spans of one item of a split decode: several where there are many, so that what is read next is known ahead.
+constexpr int kMaxItemSpans = 4, kEnoughItems = 16;
+KVW_INLINE int spans_per_item(int num_spans, int num_kv_heads) {
+  const int spans = num_spans * num_kv_heads / kEnoughItems;
+  return spans < 1 ? 1 : spans < kMaxItemSpans ? spans : kMaxItemSpans;
+}
 
 // Walks the requests in order; calls visit(item with request, spans and slot set, tiles, items) until it returns false.
 template <class Visit>
@@ -69,17 +76,19 @@ KVW_INLINE void for_each_request(const AttentionArgs& a, Visit&& visit) {
   int64_t free_spans = spans_that_fit(a), slot = 0;
   for (int request = 0; request < a.num_requests; ++request) {
     const int queries = a.query_starts[request + 1] - a.query_starts[request];
-    AttentionItem item{request, 0, 0, queries, -1, 0, 0, 0};
+    AttentionItem item{request, 0, 0, queries, 0, 0, 0, 0, 0};
     int tiles = (queries + per_tile - 1) / per_tile;
     if (queries == 1) {
       const int position = a.context_lens[request] - 1;
       item.first_span = first_visible(position, a.window) / kSpanTokens;
       item.num_spans = position / kSpanTokens - item.first_span + 1;
       if (item.num_spans > 1 && slot + item.num_spans <= free_spans) {
-        item.span = item.first_span;
+        const int spans = spans_per_item(item.num_spans, a.num_kv_heads);
+        item.span_begin = item.first_span;
+        item.span_end = item.first_span + spans;
         item.slot = slot;
         slot += item.num_spans;
-        tiles = item.num_spans;
+        tiles = (item.num_spans + spans - 1) / spans;
       }
     }
     if (!visit(item, tiles, static_cast<int64_t>(tiles) * a.num_kv_heads)) return;
@@ -104,8 +113,10 @@ static AttentionItem attention_item(const AttentionArgs& a, int64_t index) {
     }
     item.kv_head = static_cast<int>(index / tiles);
     const int tile = tiles - 1 - static_cast<int>(index % tiles);
-    if (item.span >= 0) {
-      item.span += tile;
+    if (item.span_end > item.span_begin) {
+      const int spans = item.span_end - item.span_begin, end = item.first_span + item.num_spans;
+      item.span_begin += tile * spans;
+      item.span_end = end < item.span_begin + spans ? end : item.span_begin + spans;
     } else {
       const int per_tile = positions_per_tile(group_of(a)), queries = item.query_end;
       item.query_begin = tile * per_tile;

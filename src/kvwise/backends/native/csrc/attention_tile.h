@@ -36,10 +36,18 @@ struct Visible {
   int16_t begin, end;
 };
 
+// Asks for what will be read next, line by line as the current lines are used: blocks of the pool lie anywhere, so
+// the hardware can't guess them. ahead[b] is as large as what is read of block b.
+template <bool ahead_known, class T>
+KVW_INLINE void fetch_ahead(const T* p, int64_t elements) {
+  if constexpr (ahead_known)
+    for (int64_t i = 0; i < elements; i += 64 / static_cast<int64_t>(sizeof(T))) __builtin_prefetch(p + i, 0, 2);
+}
+
 // out[r][16 c + lane] = scale · Σ_d q[r][d] · k[c][d][lane] for R rows and C blocks.
-template <int R, int C, class T>
-static __attribute__((noinline)) void score_tile(const float* q, const T* const* k, int head_dim, float scale,
-                                                 float* out) {
+template <int R, int C, bool ahead_known, class T>
+static __attribute__((noinline)) void score_tile(const float* q, const T* const* k, const T* const* ahead,
+                                                 int head_dim, float scale, float* out) {
   F32x16 acc[R][C];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
@@ -49,6 +57,10 @@ static __attribute__((noinline)) void score_tile(const float* q, const T* const*
 #pragma GCC unroll 4
   for (int c = 0; c < C; ++c) block[c] = k[c];
   for (int d = 0; d < head_dim; ++d) {
+    if (sizeof(T) == sizeof(float) || d % 2 == 0) {
+#pragma GCC unroll 4
+      for (int c = 0; ahead_known && c < C; ++c) fetch_ahead<ahead_known>(ahead[c] + 16 * d, 16);
+    }
     F32x16 key[C];
 #pragma GCC unroll 4
     for (int c = 0; c < C; ++c) key[c] = load(block[c] + 16 * d);
@@ -68,10 +80,10 @@ static __attribute__((noinline)) void score_tile(const float* q, const T* const*
 // acc[r][16 c + lane] += Σ_t p[r][t] · v[t][16 c + lane] for R rows and C vectors, over the tokens of [begin, end)
 // that the row sees. Tokens of [common_begin, common_end) are seen by every row. v[b] is block b, 16 rows of
 // v_stride elements. A token that a row does not see never touches it: what is stored there may be anything.
-template <int R, int C, class T>
-static __attribute__((noinline)) void value_tile(const float* p, const T* const* v, int64_t v_stride, int begin,
-                                                 int common_begin, int common_end, int end, const Visible* visible,
-                                                 float* acc_rows, int64_t acc_stride) {
+template <int R, int C, bool ahead_known, class T>
+static __attribute__((noinline)) void value_tile(const float* p, const T* const* v, const T* const* ahead,
+                                                 int64_t v_stride, int begin, int common_begin, int common_end,
+                                                 int end, const Visible* visible, float* acc_rows, int64_t acc_stride) {
   F32x16 acc[R][C];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
@@ -95,6 +107,7 @@ static __attribute__((noinline)) void value_tile(const float* p, const T* const*
     const T* row = v[t / 16] + (t % 16) * v_stride;
     const int stop = t / 16 * 16 + 16 < common_end ? t / 16 * 16 + 16 : common_end;
     for (; t < stop; ++t, row += v_stride) {
+      if constexpr (ahead_known) fetch_ahead<ahead_known>(ahead[t / 16] + (t % 16) * v_stride, 16 * C);
       F32x16 value[C];
 #pragma GCC unroll 4
       for (int c = 0; c < C; ++c) value[c] = load(row + 16 * c);
