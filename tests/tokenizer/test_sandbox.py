@@ -36,6 +36,11 @@ LOOPS = {
         "{% set x = [1]*99999 %}{% set y = [1]*99999 %}{% for i in range(99999) %}{% if x != y %}{% endif %}{% endfor %}"
     ),
     "copying in a loop": "{% set x = [1]*90000 %}{% for i in range(99999) %}{% set y = x[1:] %}{% endfor %}",
+    "a long path": "{{ range(99999)|map(attribute='a.'*99999)|list }}",
+    "sorting by a long path": "{{ range(99999)|sort(attribute='a.'*99999) }}",
+    "sorting one list many times over": "{% set x = range(99999)|list %}{{ ([0]*99999)|map('default', x, true)|sort }}",
+    "the largest of many lists": "{% set x = range(99999)|list %}{{ ([0]*99999)|map('default', x, true)|max|length }}",
+    "distinct lists": "{% set x = range(99999)|list %}{{ ([0]*99999)|map('default', x, true)|unique|list }}",
     "calling in a loop": "{% for i in range(99999) %}{{ ''.join(['a']) ~ messages|tojson }}{% endfor %}",
 }
 MEMORY = {
@@ -82,6 +87,10 @@ MEMORY = {
     "nesting by dict()": doubling("1", "dict(a=ns.x, b=ns.x)"),
     "nesting by batch": doubling("[1]", "[ns.x, ns.x]|batch(1)|list"),
     "nesting namespaces": doubling("1", "namespace(a=ns.x, b=ns.x)"),
+    "text of nested namespaces": doubling("1", "namespace(a=ns.x, b=ns.x)", "ns.x|upper"),
+    "length of nested namespaces": doubling("1", "namespace(a=ns.x, b=ns.x)", "ns.x|wordcount"),
+    "tests of nested namespaces": doubling("1", "namespace(a=ns.x, b=ns.x)", "ns.x is lower"),
+    "lower case by the thousand": "{{ ([0]*99999)|map('default', 'A'*999999, true)|sort }}",
     "a namespace in itself": "{% set ns = namespace() %}{% set ns.x = ns %}{{ [ns] }}",
     "nesting arguments": "{% macro f() %}{{ f(varargs, varargs) }}{% endmacro %}{{ f(1, 1) }}",
     "nesting named arguments": "{% macro f() %}{{ f(a=kwargs, b=kwargs) }}{% endmacro %}{{ f(a=1) }}",

@@ -80,3 +80,12 @@ def test_a_kind_that_begins_with_bos_must_have_one() -> None:
 def test_the_file_decides_over_the_default() -> None:
     metadata = sentencepiece_metadata() | {"tokenizer.ggml.add_bos_token": False}
     assert load_tokenizer(metadata).encode("the", add_special=True, parse_special=False)[0] != 1
+
+
+def test_a_token_that_the_file_names_as_an_end_is_special_whatever_its_type() -> None:
+    metadata = byte_level_metadata()
+    types = metadata["tokenizer.ggml.token_type"]
+    assert isinstance(types, list)
+    tokenizer = load_tokenizer(metadata | {"tokenizer.ggml.token_type": [1] * len(types)})
+    assert tokenizer.special_ids == {0, 2}
+    assert tokenizer.encode("<|im_end|>", add_special=False, parse_special=True) == [2]

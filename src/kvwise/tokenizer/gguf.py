@@ -103,11 +103,17 @@ _BUILDERS: Final[Table[Callable[[Mapping[str, object], _Tokens], Tokenizer]]] = 
 )
 
 
+def _hidden_ids(tokens: _Tokens, specials: SpecialTokens) -> list[int]:
+    """Tokens that are not text: those typed so, and those named as BOS or end, whose type some files get wrong."""
+    named = {specials.bos_id, *specials.stop_ids} - {None}
+    return sorted({*tokens.of_type(TokenType.CONTROL, TokenType.UNKNOWN), *(i for i in named if i is not None)})
+
+
 def _assemble(
     pipeline: Pipeline, tokens: _Tokens, specials: SpecialTokens, spaces: SpaceRules, spelling: Spelling
 ) -> Tokenizer:
-    hidden = tokens.of_type(TokenType.CONTROL, TokenType.UNKNOWN)
-    user_defined = tokens.of_type(TokenType.USER_DEFINED)
+    hidden = [i for i in _hidden_ids(tokens, specials) if tokens.texts[i]]
+    user_defined = [i for i in tokens.of_type(TokenType.USER_DEFINED) if i not in hidden]
     add_tokens(pipeline, [tokens.texts[i] for i in hidden], special=True)
     add_tokens(pipeline, [tokens.texts[i] for i in user_defined], special=False)
     exact = {i: tokens.texts[i].encode() for i in (*hidden, *user_defined)}

@@ -186,17 +186,16 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return isinstance(owner, (*_OWN_TYPES, Callback, BoundFormat))
 
     def getattr(self, obj: Any, attribute: str) -> Any:
+        active_budget().take_steps()
         _check_reach(obj, attribute)
+        if attribute == "format" and isinstance(obj, str):
+            return BoundFormat(obj)
         return super().getattr(obj, attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
+        active_budget().take_steps()
         _check_reach(obj, argument)
         return super().getitem(obj, argument)
-
-    def wrap_str_format(self, value: Any) -> Any:
-        if isinstance(value, types.BuiltinMethodType) and value.__name__ in ("format", "format_map"):
-            return BoundFormat(self, value.__self__) if isinstance(value.__self__, str) else None
-        return None
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         if not __self.is_safe_callable(__obj):
@@ -233,10 +232,10 @@ def _check_reach(obj: object, name: object) -> None:
 
 
 class BoundFormat:
-    """str.format of a template's string: fields by name or position, through the sandbox, of bounded width."""
+    """str.format of a template's string: fields by name or position, of bounded width."""
 
-    def __init__(self, environment: BoundedEnvironment, text: str) -> None:
-        self._environment, self._text = environment, text
+    def __init__(self, text: str) -> None:
+        self._text = text
 
     def __call__(self, *args: object, **kwargs: object) -> str:
         budget = active_budget()

@@ -41,6 +41,8 @@ _BOUNDED_FILTERS: Final = (
     "rejectattr reverse select selectattr sort title trim truncate unique upper wordcount"
 )
 _MAKE_CONTAINERS: Final = {"dictsort", "groupby", "reverse", "sort"}
+_TAKE_ALL: Final = {"groupby", "last", "max", "min", "reverse", "sort", "unique"}  # before they give anything
+_TAKE_TEXT: Final = {"capitalize", "lower", "title", "trim", "truncate", "upper", "wordcount"}
 _STRFTIME: Final = re.compile(r"(?:[^%]|%[-_0^#]?[A-Za-z%])*")
 
 
@@ -49,12 +51,17 @@ class TemplateRefusal(Exception):
 
 
 def _bounded(name: str, function: Any) -> Callable[..., Any]:
-    """The filter or test, counted, its result checked."""
+    """The filter or test, counted, its input and result checked."""
+    value_at = 1 if hasattr(function, "jinja_pass_arg") else 0
 
     @functools.wraps(function)  # keeps jinja2's mark of what is to be passed first
     def counted(*args: Any, **kwargs: Any) -> Any:
         budget = active_budget()
         budget.take_steps(_STEPS_OF_A_FILTER)
+        if name in _TAKE_TEXT:
+            args = (*args[:value_at], to_text(args[value_at]), *args[value_at + 1 :])
+        elif name in _TAKE_ALL and isinstance(args[value_at], Iterator):
+            args = (*args[:value_at], _gathered(args[value_at]), *args[value_at + 1 :])
         result = function(*args, **kwargs)
         if isinstance(result, GeneratorType):
             return _counted_items(result)
@@ -218,8 +225,11 @@ FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
     "sum": _sum,
     "tojson": _to_json,
 }
+_UNBOUNDED_TESTS: Final = ("escaped", "filter", "lower", "test", "upper")
 TESTS: Final[Mapping[str, Callable[..., Any]]] = {
-    name: _bounded(name, test) for name, test in JINJA_TESTS.items() if name not in ("escaped", "filter", "test")
+    **{name: _bounded("", test) for name, test in JINJA_TESTS.items() if name not in _UNBOUNDED_TESTS},
+    "lower": lambda value: to_text(value).islower(),
+    "upper": lambda value: to_text(value).isupper(),
 }
 GLOBALS: Final[Mapping[str, object]] = {
     "cycler": Callback(Cycler),
