@@ -101,6 +101,11 @@ struct KernelTable {
   void (*attention)(const AttentionArgs& args, int64_t item, uint8_t* scratch);
   size_t (*attention_scratch_bytes)(int num_q_heads, int num_kv_heads, int head_dim);
   size_t (*attention_shared_bytes)(int num_q_heads, int num_kv_heads, int head_dim, int64_t max_context);
+
+  // ---- limits.inl, for benchmarks.
+  int32_t (*read_bytes)(const uint8_t* p, int64_t n);
+  int32_t (*dot_rounds)(int64_t rounds, const uint8_t* seed);
+  int32_t (*fma_rounds)(int64_t rounds, const uint8_t* seed);
 };
 
 // Each returns its table; which of them exist is decided by the platform the module is built for.

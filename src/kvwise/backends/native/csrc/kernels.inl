@@ -1,5 +1,6 @@
 // All kernels of one instruction set, gathered in its table. Included once by each kernels_<isa>.cpp.
 #include "attention.inl"
+#include "limits.inl"
 #include "matmul.inl"
 #include "rowops.inl"
 
@@ -27,6 +28,9 @@ const KernelTable& KVW_TABLE_OF(KVW_ISA)() {
       .attention = isa::attention,
       .attention_scratch_bytes = isa::attention_scratch_bytes,
       .attention_shared_bytes = isa::attention_shared_bytes,
+      .read_bytes = isa::read_bytes,
+      .dot_rounds = isa::dot_rounds,
+      .fma_rounds = isa::fma_rounds,
   };
   return kTable;
 }
