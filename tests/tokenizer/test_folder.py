@@ -179,6 +179,9 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "a negative id": ('{"model": {"type": "BPE", "vocab": {"a": -1}}}', "-1"),
     "an id of text": ('{"model": {"type": "BPE", "vocab": {"a": "1"}}}', "has id '1'"),
     "a lone surrogate": ('{"model": {"type": "BPE", "vocab": {"\\ud800": 0}}}', "UTF-8"),
+    "a merge of one": ('{"model": {"vocab": {"a": 0}, "merges": ["a"]}}', "does not name two"),
+    "a merge of three": ('{"model": {"vocab": {"a": 0}, "merges": [["a", "a", "a"]]}}', "a merge of"),
+    "a merge into nothing": ('{"model": {"vocab": {"a": 0}, "merges": ["a a"]}}', "needs token 'aa'"),
     "added tokens that are none": ('{"added_tokens": [1], "model": {"vocab": {}}}', "added token"),
 }
 

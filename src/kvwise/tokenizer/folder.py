@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from kvwise.errors import TokenizerError
 from kvwise.spec.fields import shown
 from kvwise.tokenizer.model_files import MAX_VOCABULARY_BYTES, parse_json_object, read_settings, read_text
-from kvwise.tokenizer.pipeline import translated_failures
+from kvwise.tokenizer.pipeline import check_merges, parse_merge, translated_failures
 from kvwise.tokenizer.spelling import SpellingRules, read_spelling
 from kvwise.tokenizer.stops import gather_stop_ids
 from kvwise.tokenizer.tokenizer import SpecialTokens, Tokenizer
@@ -103,7 +103,24 @@ def _read_texts(described: dict[str, object], added: list[_AddedToken], where: s
             raise TokenizerError(f"id {token_id} of {where} is both {shown(texts[token_id])} and {shown(text)}")
         texts[token_id] = text
     check_texts(texts, where)
+    if isinstance(vocabulary, dict) and not model.get("continuing_subword_prefix"):
+        check_merges(vocabulary, _read_merges(model.get("merges") or [], where))
     return texts
+
+
+def _read_merges(rows: object, where: str) -> list[tuple[str, str]]:
+    """Merges as pairs; older files write "left right"."""
+    if not isinstance(rows, list):
+        raise TokenizerError(f"merges of {where} is {shown(rows)}", expected="a list")
+    merges: list[tuple[str, str]] = []
+    for row in rows:
+        if isinstance(row, str):
+            merges.append(parse_merge(row))
+        elif isinstance(row, list) and len(row) == 2 and isinstance(row[0], str) and isinstance(row[1], str):
+            merges.append((row[0], row[1]))
+        else:
+            raise TokenizerError(f"a merge of {where} is {shown(row)}", expected="two tokens")
+    return merges
 
 
 def _checked_id(token_id: object, text: object, where: str) -> int:

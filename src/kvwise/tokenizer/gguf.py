@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from kvwise.errors import TokenizerError
 from kvwise.registry import Table
 from kvwise.spec.fields import shown
-from kvwise.tokenizer.pipeline import add_tokens, build_bpe
+from kvwise.tokenizer.pipeline import add_tokens, build_bpe, parse_merge
 from kvwise.tokenizer.pretokenizers import PRE_TOKENIZERS, build_pre_tokenizer
 from kvwise.tokenizer.sentencepiece import check_scores, score_merges, space_normalizer
 from kvwise.tokenizer.stops import gather_stop_ids
@@ -44,15 +44,14 @@ class TokenType(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tokens:
-    """texts and types by id; id_of holds no empty texts."""
+    """texts by id; id_of without the empty ones; odd: (id, type) of tokens that are not NORMAL, few as a rule."""
 
     texts: list[str]
-    types: list[int]
     id_of: dict[str, int]
+    odd: list[tuple[int, int]]
 
     def of_type(self, *types: TokenType) -> list[int]:
-        present = set(types)
-        return [i for i, kind in enumerate(self.types) if kind in present and self.texts[i]]
+        return [i for i, kind in self.odd if kind in types]
 
 
 def is_gguf_vocabulary(metadata: Mapping[str, object]) -> bool:
@@ -73,7 +72,7 @@ def _build_byte_level(metadata: Mapping[str, object], tokens: _Tokens) -> Tokeni
     from tokenizers import Tokenizer as Pipeline
 
     kind = PRE_TOKENIZERS[_optional(metadata, "pre", str, "default")]
-    merges = [_parse_merge(merge) for merge in _array(metadata, "merges", str)]
+    merges = [parse_merge(merge) for merge in _array(metadata, "merges", str)]
     pipeline = Pipeline(build_bpe(tokens.id_of, merges, ignore_merges=kind.ignore_merges))
     pipeline.pre_tokenizer = build_pre_tokenizer(kind)
     specials = _special_tokens(metadata, tokens, SpecialTokens(add_bos=kind.adds_bos))
@@ -90,8 +89,8 @@ def _build_sentencepiece(metadata: Mapping[str, object], tokens: _Tokens) -> Tok
     bytes_of = tokens.of_type(TokenType.BYTE)
     if len(bytes_of) < 256 and not tokens.texts[unknown or 0]:
         raise TokenizerError(f"{_WHERE} has neither 256 byte tokens nor one for unknown text")
-    mergeable = tokens.of_type(TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED)
-    merges = score_merges([(tokens.texts[i], i, scores[i]) for i in mergeable])
+    apart = set(tokens.of_type(TokenType.UNKNOWN, TokenType.CONTROL, TokenType.BYTE))
+    merges = score_merges([(text, i, scores[i]) for text, i in tokens.id_of.items() if i not in apart])
     pipeline = Pipeline(build_bpe(tokens.id_of, merges, unknown=tokens.texts[unknown or 0] or None, byte_fallback=True))
     pipeline.normalizer = space_normalizer(prepends)
     specials = _special_tokens(metadata, tokens, defaults)
@@ -138,7 +137,9 @@ def _read_tokens(metadata: Mapping[str, object]) -> _Tokens:
             raise TokenizerError(f"{_WHERE} has {len(types)} token types", expected=f"{len(texts)}, one per token")
     id_of = {text: i for i, text in enumerate(texts)}
     id_of.pop("", None)
-    return _Tokens(texts, types, id_of)
+    return _Tokens(
+        texts, id_of, [(i, kind) for i, kind in enumerate(types) if kind != TokenType.NORMAL.value and texts[i]]
+    )
 
 
 def _special_tokens(metadata: Mapping[str, object], tokens: _Tokens, defaults: SpecialTokens) -> SpecialTokens:
@@ -158,17 +159,6 @@ def _special_id(metadata: Mapping[str, object], name: str, default: int | None, 
     if token_id is not None and not 0 <= token_id < count:
         raise TokenizerError(f"{_PREFIX}{name}_token_id is {token_id}", expected=f"0 to {count - 1}")
     return token_id
-
-
-def _parse_merge(merge: str) -> tuple[str, str]:
-    left, space, right = merge.partition(" ")
-    if not (left and right):
-        # The left token may itself begin with a space.
-        rest, space, right = merge[1:].partition(" ")
-        left = merge[:1] + rest
-    if not (space and right):
-        raise TokenizerError(f"merge {shown(merge)} does not name two tokens", expected="'left right'")
-    return left, right
 
 
 def _optional(metadata: Mapping[str, object], name: str, kind: type[T], default: D) -> T | D:

@@ -5,8 +5,9 @@ The library reports trouble as Exception, TypeError, OverflowError or a panic th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from kvwise.errors import TokenizerError
@@ -26,10 +27,8 @@ def translated_failures(what: str) -> Iterator[None]:
         yield
     except TokenizerError:
         raise
-    except Exception as problem:
-        raise TokenizerError(f"{what}: {_first_line(problem)}") from None
     except BaseException as problem:
-        if type(problem).__name__ != "PanicException":
+        if not isinstance(problem, Exception) and type(problem).__name__ != "PanicException":
             raise
         raise TokenizerError(f"{what}: {_first_line(problem)}") from None
 
@@ -40,8 +39,8 @@ def _first_line(problem: BaseException) -> str:
 
 
 def build_bpe(
-    id_of: Mapping[str, int],
-    merges: Sequence[tuple[str, str]],
+    id_of: dict[str, int],
+    merges: list[tuple[str, str]],
     *,
     unknown: str | None = None,
     byte_fallback: bool = False,
@@ -50,22 +49,45 @@ def build_bpe(
     """A merging model. Raises TokenizerError if a merge names a token that the vocabulary lacks."""
     from tokenizers.models import BPE
 
-    for left, right in merges:
-        if left not in id_of or right not in id_of or left + right not in id_of:
-            missing = next(part for part in (left, right, left + right) if part not in id_of)
-            raise TokenizerError(
-                f"merge {shown(left)} + {shown(right)} needs token {shown(missing)}, which the vocabulary lacks",
-                action="convert the model again",
-            )
+    check_merges(id_of, merges)
     with translated_failures("the vocabulary's merges can't be built"):
         return BPE(
-            dict(id_of),
-            list(merges),
+            id_of,
+            merges,
             unk_token=unknown,
             fuse_unk=unknown is not None,
             byte_fallback=byte_fallback,
             ignore_merges=ignore_merges,
         )
+
+
+def parse_merge(merge: str) -> tuple[str, str]:
+    """The two tokens of 'left right'. Raises TokenizerError if it does not name two."""
+    left, space, right = merge.partition(" ")
+    if not (left and right):
+        # The left token may itself begin with a space.
+        rest, space, right = merge[1:].partition(" ")
+        left = merge[:1] + rest
+    if not (space and right):
+        raise TokenizerError(f"merge {shown(merge)} does not name two tokens", expected="'left right'")
+    return left, right
+
+
+def check_merges(id_of: dict[str, int], merges: list[tuple[str, str]]) -> None:
+    """Raise TokenizerError for the first merge that names or makes a token which is not there.
+
+    The library would panic, and write so to standard error.
+    """
+    known = id_of.keys()
+    if known >= set(chain.from_iterable(merges)) and known >= set(map("".join, merges)):
+        return
+    for left, right in merges:
+        for token in (left, right, left + right):
+            if token not in id_of:
+                raise TokenizerError(
+                    f"merge {shown(left)} + {shown(right)} needs token {shown(token)}, which the vocabulary lacks",
+                    action="convert the model again",
+                )
 
 
 def add_tokens(pipeline: Tokenizer, texts: Sequence[str], *, special: bool) -> None:
