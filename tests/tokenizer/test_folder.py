@@ -250,3 +250,21 @@ def test_a_decoder_that_means_something_else_is_refused(tmp_path: Path, decoder:
 def test_settings_that_make_no_sense_are_refused(tmp_path: Path, files: dict[str, Any]) -> None:
     with pytest.raises(TokenizerError, match=r"_token"):
         load_tokenizer({}, write(tmp_path, byte_level_pipeline(), **files))
+
+
+def test_a_normalizer_that_swells_text_is_refused(tmp_path: Path) -> None:
+    folder = write(tmp_path, sentencepiece_pipeline())
+    edit(folder, normalizer={"type": "Replace", "pattern": {"String": " "}, "content": "x" * 10**6})
+    with pytest.raises(TokenizerError, match="inserts 1000000 characters"):
+        load_tokenizer({}, folder)
+
+
+def test_a_pattern_that_backtracks_for_ever_is_one_error(tmp_path: Path) -> None:
+    pipeline = byte_level_pipeline()
+    pipeline.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex("(a+)+$"), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer = load_tokenizer({}, write(tmp_path, pipeline))
+    with pytest.raises(TokenizerError, match="can't be encoded"):
+        tokenizer.encode("a" * 60 + "b", add_special=False, parse_special=False)
+    assert tokenizer.encode("a", add_special=False, parse_special=False)

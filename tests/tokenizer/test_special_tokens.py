@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from kvwise.errors import TokenizerError
@@ -89,3 +91,13 @@ def test_a_token_that_the_file_names_as_an_end_is_special_whatever_its_type() ->
     tokenizer = load_tokenizer(metadata | {"tokenizer.ggml.token_type": [1] * len(types)})
     assert tokenizer.special_ids == {0, 2}
     assert tokenizer.encode("<|im_end|>", add_special=False, parse_special=True) == [2]
+
+
+def test_threads_do_not_disturb_each_other(byte_level: Tokenizer) -> None:
+    def encode(parse_special: bool) -> list[int]:
+        return byte_level.encode("a<|im_end|>" * 50, add_special=False, parse_special=parse_special)
+
+    expected = {flag: encode(flag) for flag in (True, False)}
+    flags = [True, False] * 100
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(encode, flags)) == [expected[flag] for flag in flags]

@@ -63,7 +63,9 @@ class Budget:
         self.take_steps(1 + (count >> 12))
         self.chars_left -= count
         if count > self.value_chars or self.chars_left < 0:
-            raise TemplateError("the chat template makes too much text", expected=f"{self.value_chars} characters")
+            raise TemplateError(
+                "the chat template makes too much text", expected=f"at most {self.value_chars} characters"
+            )
 
     def take_output(self, count: int) -> None:
         """Count characters that are rendered."""
@@ -74,7 +76,9 @@ class Budget:
     def check_length(self, count: int) -> None:
         """Raise TemplateError if a list of so many elements is too long."""
         if count > self.value_nodes:
-            raise TemplateError("the chat template makes too long a list", expected=f"{self.value_nodes} elements")
+            raise TemplateError(
+                "the chat template makes too long a list", expected=f"at most {self.value_nodes} elements"
+            )
 
     def check_bits(self, bits: int) -> None:
         """Raise TemplateError if an integer of so many bits is too large."""

@@ -182,8 +182,8 @@ def _explained(problem: Exception, template: Template) -> TemplateError:
         return TemplateError(f"the chat template refuses these messages: {problem}")
     if isinstance(problem, RecursionError):
         return TemplateError("the chat template calls itself too deeply")
-    frames = [frame for frame, _ in traceback.walk_tb(problem.__traceback__)]
-    lines = [frame.f_lineno for frame in frames if frame.f_code.co_filename == _FILE_IN_TRACEBACK]
+    frames = traceback.walk_tb(problem.__traceback__)
+    lines = [line for frame, line in frames if frame.f_code.co_filename == _FILE_IN_TRACEBACK]
     where = f" on line {template.get_corresponding_lineno(lines[-1])}" if lines else ""
     return TemplateError(f"the chat template fails{where}: {_message(problem)}")
 

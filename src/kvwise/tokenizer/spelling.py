@@ -15,6 +15,7 @@ from kvwise.tokenizer.tokenizer import SpaceRules
 from kvwise.tokenizer.vocabulary import SPACE_MARK, Spelling
 
 _MAX_COMPONENTS: Final = 64
+_MAX_INSERTED_CHARS: Final = 256  # by a normalizer, wherever its pattern is found
 _LIST_KEYS: Final = ("decoders", "normalizers", "pretokenizers")
 
 
@@ -85,12 +86,22 @@ def _components(root: object, where: str) -> Iterator[dict[str, object]]:
             raise TokenizerError(f"{where} has a component that is {shown(step)}", expected="an object")
         parts = next((step[key] for key in _LIST_KEYS if key in step), None)
         if parts is None:
+            _check_inserted(step, where)
             yield step
         elif isinstance(parts, list):
             pending[:0] = parts
         else:
             raise TokenizerError(f"{where} has a sequence that is {shown(parts)}", expected="a list")
     raise TokenizerError(f"{where} has too many components", expected=f"at most {_MAX_COMPONENTS}")
+
+
+def _check_inserted(step: dict[str, object], where: str) -> None:
+    for key in ("content", "prepend", "replacement"):
+        text = step.get(key)
+        if isinstance(text, str) and len(text) > _MAX_INSERTED_CHARS:
+            raise TokenizerError(
+                f"a component of {where} inserts {len(text)} characters", expected=f"at most {_MAX_INSERTED_CHARS}"
+            )
 
 
 def _unknown_decoder(step: object, where: str) -> TokenizerError:
