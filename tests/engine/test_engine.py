@@ -140,6 +140,13 @@ def test_an_id_in_use_is_refused() -> None:
         engine.add_request(request("r", [2]))
 
 
+def test_rows_of_a_padded_head_are_never_drawn() -> None:
+    engine = Engine(SumExecutor(16), KV, 16, StepLimits(64, 4, 1, 256), vocab=20)
+    engine.add_request(request("r", [15, 15], 1))  # the fake's answer would be 30
+    list(engine.run())
+    assert engine.outputs["r"].ids[0] < 20
+
+
 def test_abort_gives_the_blocks_back_at_once() -> None:
     engine = make_engine()
     engine.add_request(request("r", [1] * 20, 8))

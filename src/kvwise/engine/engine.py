@@ -50,7 +50,7 @@ class Engine:
         keep_kv: bool = True,
         check_every_step: bool = False,
     ) -> None:
-        """`stop_ids` is the model's own set.
+        """`stop_ids` is the model's own set. `vocab`: ids below it have a meaning; a padded head has more rows.
 
         Without `keep_kv` every token's step computes all positions anew, which shows what the cache is worth.
         `check_every_step` proves the cache's invariants after each step.
@@ -221,7 +221,7 @@ class Engine:
         token_id, text = None, ""
         if state.num_computed_tokens == len(state.token_ids):
             token_id = sample(
-                rows[-1],
+                rows[-1, : self._vocab],
                 state.request.sampling,
                 state.seed,
                 state.num_output_tokens,

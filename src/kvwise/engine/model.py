@@ -201,7 +201,7 @@ class LoadedModel:
             opened.kv,
             options.num_blocks,
             options.limits,
-            vocab=opened.spec.vocab,
+            vocab=min(opened.spec.vocab, tokenizer.vocab_size),
             stop_ids=tokenizer.stop_ids,
             make_decoder=partial(StreamDecoder, tokenizer),
             prefix_cache=settings.prefix_cache,
