@@ -7,7 +7,7 @@ an answer is right only if no slot was lost, shared wrongly or overwritten.
 from __future__ import annotations
 
 from bisect import insort
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -64,7 +64,7 @@ class ToyRequest:
 
 class ToyEngine:
     def __init__(self, requests: list[ToyRequest], cache: KVCache, limits: StepLimits, failing: set[int]) -> None:
-        self.coming = sorted(requests, key=lambda request: request.arrival_order)
+        self.coming = sorted(requests, key=arrival)
         self.waiting: list[ToyRequest] = []
         self.running: list[ToyRequest] = []
         self.by_id = {request.request_id: request for request in requests}
@@ -83,7 +83,9 @@ class ToyEngine:
             self.waiting.append(self.coming.pop(0))
         plan = plan_step(self.running, self.waiting, self.cache, self.limits)
         assert plan == plan_step(self.running[::-1], self.waiting, self.cache, self.limits), "pure, any order"
-        check_plan(plan, self)
+        check_plan(plan, self.limits, self.running, self.waiting)
+        oldest = (sorted(self.running, key=arrival) or self.waiting)[:1]
+        assert all(any(entry.request_id == request.request_id for entry in plan.scheduled) for request in oldest)
         for request_id in plan.preempted:
             self.preempt(self.by_id[request_id])
         for entry in plan.scheduled:
@@ -98,7 +100,7 @@ class ToyEngine:
         self.running.remove(request)
         request.num_computed_tokens = 0
         request.num_preemptions += 1
-        insort(self.waiting, request, key=lambda waiting: waiting.arrival_order)
+        insort(self.waiting, request, key=arrival)
 
     def admit(self, request_id: str, prefix: object) -> None:
         request = self.waiting.pop(0)
@@ -143,8 +145,13 @@ class ToyEngine:
             self.cache.release(request.request_id)
 
 
-def check_plan(plan: StepPlan, engine: ToyEngine) -> None:
-    limits, running = engine.limits, sorted(engine.running, key=lambda request: request.arrival_order)
+def arrival(request: ToyRequest) -> int:
+    return request.arrival_order
+
+
+def check_plan(plan: StepPlan, limits: StepLimits, running: list[ToyRequest], waiting: list[ToyRequest]) -> None:
+    """What holds of every plan, whatever the requests and the cache."""
+    running = sorted(running, key=arrival)
     scheduled = {entry.request_id: entry for entry in plan.scheduled}
     blocked = dict(plan.blocked)
     assert plan.num_scheduled_tokens <= limits.max_tokens
@@ -156,9 +163,9 @@ def check_plan(plan: StepPlan, engine: ToyEngine) -> None:
     assert len(running) - len(plan.preempted) + num_admitted <= limits.max_requests
     assert not (plan.preempted and num_admitted)
 
-    oldest = (running or engine.waiting)[:1]
-    assert all(request.request_id in scheduled for request in oldest), "the oldest always advances"
     assert all(request.request_id in accounted for request in running)
+    if "max_tokens" in blocked.values():
+        assert plan.num_scheduled_tokens == limits.max_tokens, "nobody waits for tokens that are left"
     latest_first = [request.request_id for request in reversed(running)]
     assert list(plan.preempted) == latest_first[: len(plan.preempted)], "the latest arrivals are preempted"
     for place, request in enumerate(running):
@@ -207,6 +214,64 @@ def max_steps(requests: list[ToyRequest], failing: set[int]) -> int:
     """One after the other, one token a step, with everything computed again after each preemption by an older one."""
     num_tokens = sum(len(request.expected) for request in requests)
     return max(request.arrival_step for request in requests) + num_tokens * len(requests) + len(failing) + 1
+
+
+@dataclass
+class Scene:
+    """Requests in some state, all in one cache with few blocks left, as a run would seldom leave them."""
+
+    cache: KVCache
+    running: list[ToyRequest]
+    waiting: list[ToyRequest]
+
+
+@st.composite
+def scenes(draw: st.DrawFn) -> Scene:
+    running: list[ToyRequest] = []
+    computed = draw(st.lists(st.integers(0, 12), min_size=1, max_size=7))
+    num_held = sum(ceil_div(n, BLOCK_TOKENS) for n in computed)
+    cache = KVCache(num_held + draw(st.integers(1 if num_held == 0 else 0, 3)), BLOCK_TOKENS)
+    orders = draw(st.permutations(range(2 * len(computed))))
+    for i, num_computed in enumerate(computed):
+        num_left = draw(st.sampled_from((1, 1, 2, 5, 9)))
+        tokens = [100 * i + j for j in range(num_computed + num_left)]
+        request = ToyRequest(f"r{i}", tokens, orders[i], num_outputs=9, num_computed_tokens=num_computed)
+        if num_left == 1 and num_computed:
+            request.num_prompt_tokens -= 1
+        cache.admit(request.request_id, cache.empty_prefix())
+        if num_computed:
+            cache.commit(cache.reserve(request.request_id, tokens[:num_computed]))
+        running.append(request)
+    for parent, order in zip(tuple(running), orders[len(computed) :], strict=True):
+        if draw(st.booleans()) and cache.can_fork(parent.request_id):
+            child = replace(parent, request_id=f"child of {parent.request_id}", arrival_order=order)
+            child.num_prompt_tokens = parent.num_prompt_tokens
+            cache.fork(parent.request_id, child.request_id)
+            running.append(child)
+    waiting = [ToyRequest(f"w{i}", [7] * (5 + i), 100 + i, num_outputs=1) for i in range(draw(st.integers(0, 2)))]
+    return Scene(cache, running, waiting)
+
+
+@settings(max_examples=500)
+@given(scene=scenes(), more_requests=st.integers(0, 3), more_tokens=st.integers(0, 12), more_rows=st.integers(0, 3))
+def test_every_plan_can_be_carried_out(scene: Scene, more_requests: int, more_tokens: int, more_rows: int) -> None:
+    cache, num_seqs = scene.cache, len(scene.running) + more_requests
+    limits = StepLimits(num_seqs + more_tokens, num_seqs + more_rows, num_seqs, max_context=100)
+    plan = plan_step(scene.running, scene.waiting, cache, limits)
+    check_plan(plan, limits, scene.running, scene.waiting)
+    oldest = min(scene.running, key=arrival)
+    scheduled = {entry.request_id for entry in plan.scheduled}
+    assert oldest.request_id in scheduled or len(cache.block_table(oldest.request_id)) == cache.num_blocks
+    for request_id in plan.preempted:
+        cache.release(request_id)
+    for entry in plan.scheduled:
+        if entry.prefix is not None:
+            cache.admit(entry.request_id, entry.prefix)
+    by_id = {request.request_id: request for request in (*scene.running, *scene.waiting)}
+    for entry in plan.scheduled:
+        start = by_id[entry.request_id].num_computed_tokens
+        cache.reserve(entry.request_id, by_id[entry.request_id].token_ids[start : start + entry.num_scheduled_tokens])
+    check_integrity(cache)
 
 
 @settings(max_examples=300)

@@ -139,7 +139,7 @@ class _Draft:
         if not self.tokens_left:
             return "max_tokens", 0
         num_spare = self.blocks_left - num_promised
-        if num_spare < 1 or "blocks" in self.blocked.values():
+        if num_spare < 1:  # also whenever a running request lacks a block
             return "blocks", 0
         prefix = self._find_prefix(request)
         num_computed, num_tokens = prefix.num_cached_tokens, len(request.token_ids)
