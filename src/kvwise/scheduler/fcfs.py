@@ -39,8 +39,7 @@ def plan_step(
     is carried out in StepPlan's order never runs out of blocks.
     """
     draft = _Draft(running, cache, limits)
-    draft.plan_running(decodes=True)
-    draft.plan_running(decodes=False)
+    draft.plan_running()
     draft.plan_admissions(waiting)
     return draft.finish()
 
@@ -66,41 +65,51 @@ class _Draft:
         self.num_freed = 0  # by the preempted, their planned blocks aside; part of blocks_left
         self.blocked: dict[str, BlockedBy] = {}
 
-    def plan_running(self, *, decodes: bool) -> None:
+    def plan_running(self) -> None:
+        prefill_places: list[int] = []
         place = 0
-        while place < len(self.running):
+        while place < len(self.running):  # preemption shortens it
             request = self.running[place]
-            if _is_decode(request, request.num_computed_tokens) is decodes:
-                self._plan_one(request, place)
+            if _is_decode(request, request.num_computed_tokens):
+                self._plan_one(request, place, "decode")
+            else:
+                prefill_places.append(place)
             place += 1
+        for place in prefill_places:
+            if place < len(self.running):
+                self._plan_one(self.running[place], place, "prefill")
 
     def plan_admissions(self, waiting: Iterable[Schedulable]) -> None:
-        num_promised = sum(1 + self._num_blocks_to_come(request) for request in self.running)
+        num_promised: int | None = None
         for request in waiting:
-            by, num_more_promised = self._admit(request, num_promised)
+            by = self._closed_by()
+            if by is None:
+                if num_promised is None:
+                    num_promised = sum(1 + self._num_blocks_to_come(request) for request in self.running)
+                by, num_more_promised = self._admit(request, self.blocks_left - num_promised)
+                num_promised += num_more_promised
             if by is not None:
                 self.blocked[request.request_id] = by
                 return
-            num_promised += num_more_promised
 
     def finish(self) -> StepPlan:
         blocked = tuple(BlockedRequest(*item) for item in self.blocked.items())
         return StepPlan(tuple(self.scheduled.values()), tuple(self.preempted), blocked)
 
-    def _plan_one(self, request: Schedulable, place: int) -> None:
+    def _plan_one(self, request: Schedulable, place: int, kind: Kind) -> None:
         num_computed, size = request.num_computed_tokens, self.block_tokens
-        num_left = len(request.token_ids) - num_computed
-        chunk = self._chunk(request, num_left)
+        chunk = self._chunk(request, len(request.token_ids) - num_computed)
         if not chunk:
             self.blocked[request.request_id] = "max_logits_rows" if self.tokens_left else "max_tokens"
             return
-        if num_computed % size == 0 and not self.blocks_left and not self._preempt_for(place):
+        num_slots = -num_computed % size  # still empty in its last block
+        if not num_slots and not self.blocks_left and not self._preempt_for(place):
             self.blocked[request.request_id] = "blocks"
             return
-        num_held = ceil_div(num_computed, size)
-        chunk = min(chunk, (num_held + self.blocks_left) * size - num_computed)
-        self.blocks_left -= self._num_new_blocks(request, chunk)
-        self._schedule(request, num_computed, chunk)
+        if chunk > num_slots:
+            chunk = min(chunk, num_slots + self.blocks_left * size)
+            self.blocks_left -= ceil_div(chunk - num_slots, size)
+        self._schedule(request, kind, num_computed, chunk)
 
     def _preempt_for(self, place: int) -> bool:
         """Preempts as few as give the request at `place` a block, the latest first; False if all would not."""
@@ -130,15 +139,16 @@ class _Draft:
                 self.tokens_left += entry.num_scheduled_tokens
                 self.rows_left += entry.num_logits_rows
 
-    def _admit(self, request: Schedulable, num_promised: int) -> tuple[BlockedBy | None, int]:
-        """Admits `request` or says what stops it; and how many blocks more are promised then."""
+    def _closed_by(self) -> BlockedBy | None:
+        """What keeps anybody from being admitted, blocks aside."""
         if self.preempted:
-            return "preemption", 0
+            return "preemption"
         if len(self.running) >= self.max_requests:
-            return "max_requests", 0
-        if not self.tokens_left:
-            return "max_tokens", 0
-        num_spare = self.blocks_left - num_promised
+            return "max_requests"
+        return None if self.tokens_left else "max_tokens"
+
+    def _admit(self, request: Schedulable, num_spare: int) -> tuple[BlockedBy | None, int]:
+        """Admits `request`, or says what stops it; and how many blocks beyond this step's it is promised."""
         if num_spare < 1:  # also whenever a running request lacks a block
             return "blocks", 0
         prefix = self._find_prefix(request)
@@ -153,7 +163,8 @@ class _Draft:
         num_now = ceil_div(num_computed + chunk, self.block_tokens)
         self.blocks_left -= num_now - num_cached + num_idle
         self.running.append(request)
-        self._schedule(request, num_computed, chunk, prefix)
+        kind: Kind = "decode" if _is_decode(request, num_computed) else "prefill"
+        self._schedule(request, kind, num_computed, chunk, prefix)
         return None, 1 + num_total - num_now
 
     def _find_prefix(self, request: Schedulable) -> CachedPrefix:
@@ -162,18 +173,17 @@ class _Draft:
         return self.cache.match_prefix(request.token_ids, request.salt)
 
     def _schedule(
-        self, request: Schedulable, num_computed: int, chunk: int, prefix: CachedPrefix | None = None
+        self, request: Schedulable, kind: Kind, num_computed: int, chunk: int, prefix: CachedPrefix | None = None
     ) -> None:
         finishes = num_computed + chunk == len(request.token_ids)
         num_rows = chunk if request.wants_prompt_logits else int(finishes)
         self.tokens_left -= chunk
         self.rows_left -= num_rows
-        kind: Kind = "decode" if _is_decode(request, num_computed) else "prefill"
         self.scheduled[request.request_id] = ScheduledRequest(request.request_id, kind, chunk, num_rows, prefix)
 
     def _chunk(self, request: Schedulable, num_left: int) -> int:
         """As many of the `num_left` tokens as the budgets of tokens and logits rows allow."""
-        chunk = min(num_left, self.tokens_left)
+        chunk = num_left if num_left < self.tokens_left else self.tokens_left
         if request.wants_prompt_logits:
             return min(chunk, self.rows_left)
         # Only the last token of all needs a row; without one, stop short of it.
