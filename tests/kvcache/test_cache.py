@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 
 import pytest
@@ -293,3 +295,8 @@ class TestProtocol:
     def test_a_pool_of_nothing(self) -> None:
         with pytest.raises(ProtocolError, match="at least 1"):
             KVCache(0)
+
+
+def test_bookkeeping_and_policy_load_no_array_library() -> None:
+    code = "import sys, kvwise.kvcache, kvwise.scheduler; sys.exit('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -133,9 +133,10 @@ class KVCache:
         """Counts the first `num_accepted` reserved tokens (all by default) as computed; publishes finished blocks.
 
         Blocks that only rejected tokens needed are given back. A block whose content is published already (another
-        request computed the same tokens) is not published twice: the block table takes the published block in its
-        place and the copy becomes free. Returns the table indices replaced so, mostly none: whoever keeps a copy of
-        the table must read those entries again. Raises ProtocolError for a reservation that is not open.
+        request computed the same tokens, so by the numbers contract the same K and V) is not published twice: the
+        block table takes the published block in its place and the copy becomes free. Returns the table indices
+        replaced so, mostly none: whoever keeps a copy of the table must read those entries again. Raises
+        ProtocolError for a reservation that is not open or fewer reserved than accepted tokens; nothing changes then.
         """
         request = self._close(reservation)
         num_reserved = len(reservation.token_ids)
