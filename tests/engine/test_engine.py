@@ -140,6 +140,16 @@ def test_an_id_in_use_is_refused() -> None:
         engine.add_request(request("r", [2]))
 
 
+def test_prompt_logits_are_not_collected_twice_by_a_preempted_request() -> None:
+    engine = make_engine(6, max_tokens=24)
+    engine.add_request(request("old", [1] * 30, 40))
+    engine.add_request(Request("young", (2,) * 20, SamplingParams(max_tokens=30), salt="y", wants_prompt_logits=True))
+    preempted = [name for report in engine.run() for name in report.preempted]
+    assert "young" in preempted
+    chosen = [int(row.argmax()) for row in engine.outputs["young"].prompt_logits]
+    assert chosen == [2 * (i + 1) % VOCAB for i in range(20)]
+
+
 def test_rows_of_a_padded_head_are_never_drawn() -> None:
     engine = Engine(SumExecutor(16), KV, 16, StepLimits(64, 4, 1, 256), vocab=20)
     engine.add_request(request("r", [15, 15], 1))  # the fake's answer would be 30

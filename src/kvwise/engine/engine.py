@@ -156,6 +156,8 @@ class Engine:
         del self._running[state.request_id]
         self.cache.release(state.request_id)
         state.num_computed_tokens = 0
+        if len(state.prompt_logits) < state.num_prompt_tokens:
+            state.prompt_logits.clear()
         self._waiting.append(state)
         self._waiting.sort(key=lambda state: state.arrival_order)
 
@@ -216,7 +218,8 @@ class Engine:
         now_s: float,
     ) -> StepPart:
         """Collect prompt logits; draw a token if everything known is computed now."""
-        if state.wants_prompt_logits and reservation.start < state.num_prompt_tokens:
+        # Rows come in order; a request computed anew after its prompt was complete brings none again.
+        if state.wants_prompt_logits and reservation.start == len(state.prompt_logits) < state.num_prompt_tokens:
             state.prompt_logits.extend(rows[: state.num_prompt_tokens - reservation.start].copy())
         token_id, text = None, ""
         if state.num_computed_tokens == len(state.token_ids):
