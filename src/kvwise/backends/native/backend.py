@@ -90,8 +90,15 @@ class NativeBackend:
 
 
 def attention_scratch(program: Program, options: LoadOptions) -> AttentionScratch:
-    """The most that any layer needs."""
+    """The most that any layer needs. Raises BackendError for heads that attention has no buffers for."""
     module, isa = native_module(), chosen_isa()
+    widest = max((op.head_dim for op in program.ops if isinstance(op, Attention)), default=0)
+    if widest > module.MAX_HEAD_DIM:
+        raise BackendError(
+            f"no native attention for a head_dim of {widest}",
+            expected=f"at most {module.MAX_HEAD_DIM}",
+            action="use the reference backend",
+        )
     sizes = [
         module.attention_bytes(
             isa, op.num_q_heads, program.kv_layers[op.layer].num_kv_heads, op.head_dim, options.limits.max_context

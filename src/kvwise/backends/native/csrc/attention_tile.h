@@ -4,6 +4,7 @@
 // result does not depend on which rows or columns were computed beside it.
 #pragma once
 
+#include "kernel_table.h"
 #include "vec.h"
 
 namespace kvw::KVW_ISA {
@@ -11,7 +12,6 @@ namespace kvw::KVW_ISA {
 constexpr int kSpanTokens = 256;  // softmax is taken span by span, anchored at position 0; long enough to hide the
                                   // combination, short enough that its scores stay in cache and threads get several
 constexpr int kSpanBlocks = kSpanTokens / 16;
-constexpr int kMaxHeadDim = 256;
 constexpr int kQueryStride = kMaxHeadDim + 16;   // floats between query rows; not a power of two, so that rows do
 constexpr int kScoreStride = kSpanTokens + 16;   // not meet in the same cache sets
 

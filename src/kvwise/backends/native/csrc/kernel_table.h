@@ -13,6 +13,7 @@ namespace kvw {
 constexpr int kBlockTokens = 16;  // tokens of one KV block: one vector of float32 scores
 constexpr int kLanes = 16;        // output rows that are interleaved in every weight layout
 constexpr int kQ8Block = 32;      // elements that share an activation scale
+constexpr int kMaxHeadDim = 256;  // of attention: what its buffers for one row hold
 
 enum class WeightType : int32_t { f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q2_k, q3_k, q4_k, q5_k, q6_k };
 enum class KvType : int32_t { f32, f16, bf16 };

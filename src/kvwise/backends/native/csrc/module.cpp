@@ -75,6 +75,7 @@ NB_MODULE(_native, m) {
       },
       nb::arg("isa"), nb::arg("num_q_heads"), nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("max_context"),
       "Bytes that attention of one layer needs per thread, and once for all threads.");
+  m.attr("MAX_HEAD_DIM") = kMaxHeadDim;
   bind_model(m);
   bind_kernels(m);
 }

@@ -162,6 +162,7 @@ void bind_kernels(nb::module_& m) {
       .def("row", &PackedMatrix::row, "isa"_a, "row"_a, "scale"_a, "out"_a)
       .def_prop_ro("nbytes", &PackedMatrix::nbytes);
   bind_row_ops(kernels);
+  bind_attention(kernels);
   bind_limits(kernels);
 }
 

@@ -1,0 +1,211 @@
+"""Paged attention against float64, and its bits against every other way to compute the same rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from native.attention_cases import (
+    ISAS,
+    SPAN_TOKENS,
+    Cache,
+    Shape,
+    Tokens,
+    as_stored,
+    assert_same_bits,
+    attend,
+    random_tokens,
+    stored_bits,
+    truth,
+)
+
+isas = pytest.mark.parametrize("isa", ISAS)
+kv_types = pytest.mark.parametrize("kv_type", ["f32", "f16", "bf16"])
+BEST = ISAS[0]
+FAST = [isa for isa in ISAS if isa != "scalar"] or ISAS
+
+
+def check(shape: Shape, tokens: Tokens, isa: str, **how: object) -> None:
+    expected, bound = truth(shape, tokens)
+    assert abs(attend(shape, tokens, isa, **how) - expected).max() <= bound  # type: ignore[arg-type]
+
+
+@isas
+@kv_types
+def test_every_context_up_to_two_blocks(isa: str, kv_type: str) -> None:
+    """Row p of a prefill sees p + 1 tokens: all contexts at once; then one token at a time."""
+    shape = Shape(kv_type=kv_type)
+    tokens = random_tokens(shape, 35)
+    check(shape, tokens, isa)
+    check(shape, tokens, isa, chunks=[1])
+
+
+@isas
+@pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 31, 40])
+def test_windows_around_a_block(isa: str, window: int) -> None:
+    shape = Shape(window=window)
+    check(shape, random_tokens(shape, 70), isa)
+
+
+@pytest.mark.parametrize("window", [0, 1, SPAN_TOKENS - 1, SPAN_TOKENS, SPAN_TOKENS + 1, 300])
+@pytest.mark.parametrize("isa", FAST)
+def test_contexts_and_windows_around_a_span(isa: str, window: int) -> None:
+    shape = Shape(window=window)
+    check(shape, random_tokens(shape, 2 * SPAN_TOKENS + 20), isa)
+
+
+@isas
+@pytest.mark.parametrize("ratio", [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 50])
+def test_any_number_of_query_heads_shares_a_kv_head(isa: str, ratio: int) -> None:
+    shape = Shape(num_q_heads=2 * ratio, head_dim=16)
+    tokens = random_tokens(shape, 40)
+    check(shape, tokens, isa)
+    check(shape, tokens, isa, chunks=[39, 1])
+
+
+@isas
+@kv_types
+@pytest.mark.parametrize("head_dim", [1, 8, 16, 17, 36, 64, 80, 96, 100, 112, 128, 160, 256])
+def test_any_head_dim(isa: str, kv_type: str, head_dim: int) -> None:
+    shape = Shape(head_dim=head_dim, kv_type=kv_type)
+    tokens = random_tokens(shape, 20)
+    check(shape, tokens, isa)
+    check(shape, tokens, isa, chunks=[19, 1])
+
+
+@isas
+@pytest.mark.parametrize("softcap", [2.0, 50.0])
+def test_soft_caps(isa: str, softcap: float) -> None:
+    shape = Shape(softcap=softcap)
+    check(shape, random_tokens(shape, 40), isa)
+
+
+@isas
+def test_scores_far_apart_leave_one_token_exactly(isa: str) -> None:
+    """Weights below 2^-126 of the largest are 0: the output is that token's V to the bit."""
+    shape = Shape(num_q_heads=1, num_kv_heads=1, head_dim=16, kv_type="f32")
+    tokens = random_tokens(shape, 300)
+    tokens.q[:], tokens.k[:] = 40.0, -1.0
+    tokens.k[3] = 1.0
+    out = attend(shape, tokens, isa)
+    np.testing.assert_array_equal(out[3:], np.broadcast_to(tokens.v[3], out[3:].shape))
+
+
+@isas
+@kv_types
+def test_k_and_v_are_stored_rounded_to_nearest_even(isa: str, kv_type: str) -> None:
+    shape = Shape(num_q_heads=2, head_dim=20, kv_type=kv_type)
+    rng = np.random.default_rng(3)
+    tokens = random_tokens(shape, 21)
+    for x in (tokens.k, tokens.v):  # all exponents, so that some overflow, some are subnormal, some are ties
+        x *= np.exp2(rng.integers(-26, 18, x.shape)).astype(np.float32)
+        x[::3] = as_stored(x[::3], "f16") * (1 + 2.0**-11)
+    tokens.k[0, :4] = 65519.9, 65520.0, 2.0**-25, -(2.0**-24)
+    cache = Cache(shape, isa, num_blocks=4)
+    blocks = cache.request(21)
+    cache.step([(blocks, 0, tokens)])
+    kind = stored_bits(tokens.k, kv_type).dtype
+    pool = cache.blocks.view(kind).reshape(4, 2, 2, 16 * 20)
+    for position in range(21):
+        head = pool[blocks[position // 16]]
+        for h in range(2):
+            k = head[h, 0].reshape(20, 16)[:, position % 16]
+            v = head[h, 1].reshape(16, 20)[position % 16]
+            own = slice(20 * h, 20 * h + 20)
+            np.testing.assert_array_equal(k, stored_bits(tokens.k, kv_type)[position, own])
+            np.testing.assert_array_equal(v, stored_bits(tokens.v, kv_type)[position, own])
+    unwritten = pool[blocks[1], 0, 0].reshape(20, 16)[:, 5:]
+    assert (unwritten == np.iinfo(kind).max).all()
+
+
+@isas
+def test_a_token_outside_the_context_or_window_never_touches_a_row(isa: str) -> None:
+    """Its K and V may be NaN or infinite; a row that does see it is NaN."""
+    shape = Shape(window=20, kv_type="f32")
+    clean = random_tokens(shape, 60)
+    expected = attend(shape, clean, isa)
+    for bad in (np.nan, np.inf):
+        dirty = Tokens(clean.q, clean.k.copy(), clean.v.copy())
+        dirty.k[30], dirty.v[30] = bad, bad
+        out = attend(shape, dirty, isa)
+        unseen = np.r_[0:30, 50:60]
+        assert_same_bits(out[unseen], expected[unseen])
+        assert np.isnan(out[30:50]).all()
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        Shape(),
+        Shape(num_q_heads=14, head_dim=64, window=100),
+        Shape(num_q_heads=3, num_kv_heads=1, head_dim=100, kv_type="bf16", softcap=30.0),
+        Shape(num_q_heads=9, num_kv_heads=3, head_dim=80, kv_type="f32", window=300),
+        Shape(num_q_heads=1, num_kv_heads=1, head_dim=128, window=257),
+    ],
+    ids=str,
+)
+class TestBits:
+    """A row's bits are a function of its q and of the stored K and V that it sees."""
+
+    def test_instruction_sets_agree(self, shape: Shape) -> None:
+        tokens = random_tokens(shape, 300)
+        expected = attend(shape, tokens, BEST)
+        for isa in ISAS[1:]:
+            assert_same_bits(attend(shape, tokens, isa), expected)
+
+    @pytest.mark.parametrize("isa", FAST)
+    def test_chunks_do_not_matter(self, shape: Shape, isa: str) -> None:
+        tokens = random_tokens(shape, 530)
+        expected = attend(shape, tokens, isa)
+        for chunks in ([1], [7], [16], [255, 1, 1, 100], [300, 40]):
+            assert_same_bits(attend(shape, tokens, isa, chunks=chunks), expected)
+
+    @pytest.mark.parametrize("isa", FAST)
+    def test_other_requests_do_not_matter(self, shape: Shape, isa: str) -> None:
+        requests = [random_tokens(shape, n, seed) for seed, n in enumerate((1, 16, 33, 270, 600, 100))]
+        alone = [attend(shape, tokens, isa) for tokens in requests]
+        cache = Cache(shape, isa, num_blocks=80)
+        tables = [cache.request(len(tokens)) for tokens in requests]
+        split = [0, 15, 20, 269, 599, 0]  # decodes, chunks and a whole prefill in one step
+        cache.step([(b, 0, t.part(0, s)) for b, t, s in zip(tables, requests, split, strict=True) if s])
+        rows = cache.step([(b, s, t.part(s, len(t))) for b, t, s in zip(tables, requests, split, strict=True)])
+        for got, expected, s in zip(rows, alone, split, strict=True):
+            assert_same_bits(got, expected[s:])
+
+    @pytest.mark.parametrize("isa", FAST)
+    def test_threads_and_splitting_over_spans_do_not_matter(self, shape: Shape, isa: str) -> None:
+        tokens = random_tokens(shape, 1400)
+        whole = attend(shape, tokens, isa, chunks=[1399, 1], max_context=0)
+        for threads, max_context in ((1, 1400), (2, 1400), (3, 4096), (2, 0)):
+            out = attend(shape, tokens, isa, chunks=[1399, 1], threads=threads, max_context=max_context)
+            assert_same_bits(out, whole)
+
+
+def test_a_long_decode_is_several_items_when_there_is_room_for_their_results() -> None:
+    shape = Shape(num_q_heads=3, num_kv_heads=1)
+    tokens = random_tokens(shape, 2000)
+    for max_context, items in ((0, 1), (1000, 1), (2000, 8)):
+        cache = Cache(shape, BEST, num_blocks=130, max_context=max_context)
+        blocks = cache.request(2000)
+        cache.step([(blocks, 0, tokens.part(0, 1999))])
+        cache.step([(blocks, 1999, tokens.part(1999, 2000))])
+        assert cache.num_items == items
+
+
+@pytest.mark.parametrize("isa", FAST)
+def test_splits_of_many_steps_in_a_row(isa: str) -> None:
+    """The counters that spans meet at are back at zero after each step, also when several requests share the room."""
+    shape = replace(Shape(), num_q_heads=6)
+    requests = [random_tokens(shape, n, seed) for seed, n in enumerate((820, 300, 600))]
+    cache = Cache(shape, isa, num_blocks=120, max_context=1024, threads=2)
+    tables = [cache.request(len(t)) for t in requests]
+    cache.step([(b, 0, t.part(0, len(t) - 20)) for b, t in zip(tables, requests, strict=True)])
+    rows = [
+        cache.step([(b, len(t) - i, t.part(len(t) - i, len(t) - i + 1)) for b, t in zip(tables, requests, strict=True)])
+        for i in range(20, 0, -1)
+    ]
+    for r, tokens in enumerate(requests):
+        got = np.concatenate([step[r] for step in rows])
+        assert_same_bits(got, attend(shape, tokens, isa)[-20:])
