@@ -19,13 +19,15 @@ static int32_t read_bytes(const uint8_t* p, int64_t n) {
 // rounds · 12 · 64 multiply-adds of 8-bit integers, all operands in registers.
 static int32_t dot_rounds(int64_t rounds, const uint8_t* seed) {
   I32x16 acc[12];
-  for (auto& a : acc) a = set1_i32(0);
+#pragma GCC unroll 12
+  for (int j = 0; j < 12; ++j) acc[j] = set1_i32(j);
   const Bytes64 w = load_bytes(seed);
   const Quad x = load_quad(reinterpret_cast<const int8_t*>(seed));
   for (int64_t i = 0; i < rounds; ++i) {
 #pragma GCC unroll 12
     for (int j = 0; j < 12; ++j) dot_bytes(acc[j], w, x);
   }
+#pragma GCC unroll 12
   for (int j = 1; j < 12; ++j) acc[0] = add(acc[0], acc[j]);
   return sum(acc[0]);
 }
@@ -34,11 +36,13 @@ static int32_t dot_rounds(int64_t rounds, const uint8_t* seed) {
 static int32_t fma_rounds(int64_t rounds, const uint8_t* seed) {
   F32x16 acc[12];
   const F32x16 w = load(reinterpret_cast<const float*>(seed)), x = load(reinterpret_cast<const float*>(seed) + 16);
-  for (auto& a : acc) a = w;
+#pragma GCC unroll 12
+  for (int j = 0; j < 12; ++j) acc[j] = set1(static_cast<float>(j));  // all different, or they would be computed once
   for (int64_t i = 0; i < rounds; ++i) {
 #pragma GCC unroll 12
     for (int j = 0; j < 12; ++j) acc[j] = fma(acc[j], x, w);
   }
+#pragma GCC unroll 12
   for (int j = 1; j < 12; ++j) acc[0] = add(acc[0], acc[j]);
   return static_cast<int32_t>(max_of(acc[0]));
 }

@@ -2,8 +2,8 @@
 // lanes and one order of operations serves one row and a thousand.
 //
 // Order, per output and row: blocks of the inputs in sequence; inside a block exact integers; then one fused
-// multiply-add into a float32 accumulator. Float weights: one fused multiply-add per input, in sequence. A micro-tile
-// of M rows and N tiles only decides how many accumulators are live at once.
+// multiply-add into a float32 accumulator. Float weights: one fused multiply-add per input, in sequence. Unpacked
+// types: see unpacked_rows. A micro-tile of M rows and N tiles only decides how many accumulators are live at once.
 #pragma once
 
 #include "dot.h"
@@ -16,11 +16,11 @@ namespace kvw::KVW_ISA {
 // Micro-tiles: as many accumulators as the registers hold besides weights and activations. Quantized ones need two
 // accumulators each, integer and float.
 #if defined(KVW_ISA_AVX512)
-constexpr int kQuantRows = 6, kQuantTiles = 2, kFloatRows = 6, kFloatTiles = 4, kUnpackedRows = 12;
+constexpr int kQuantRows = 6, kQuantTiles = 2, kFloatRows = 6, kFloatTiles = 4, kUnpackedRows = 6;
 #elif defined(KVW_ISA_AVX2)
-constexpr int kQuantRows = 2, kQuantTiles = 1, kFloatRows = 5, kFloatTiles = 1, kUnpackedRows = 5;
+constexpr int kQuantRows = 2, kQuantTiles = 1, kFloatRows = 5, kFloatTiles = 1, kUnpackedRows = 1;
 #elif defined(KVW_ISA_NEON)
-constexpr int kQuantRows = 2, kQuantTiles = 1, kFloatRows = 6, kFloatTiles = 1, kUnpackedRows = 6;
+constexpr int kQuantRows = 2, kQuantTiles = 1, kFloatRows = 6, kFloatTiles = 1, kUnpackedRows = 1;
 #else
 constexpr int kQuantRows = 1, kQuantTiles = 1, kFloatRows = 1, kFloatTiles = 1, kUnpackedRows = 1;
 #endif
@@ -230,22 +230,30 @@ static void tiled_matmul(const MatmulArgs& args, int64_t tile, int64_t tile_end,
 
 // ---- all other types: a block of 16 rows is unpacked to float32 once for many rows of x ----
 
+// acc += weight · x over one block: input k goes to sum k mod 4, which are added pairwise at the block's end. Four
+// chains hide the latency of the multiply-add even for one row.
 template <int K, int M>
 KVW_INLINE void unpacked_rows(Floats weight, const float* x, size_t x_stride, float (*acc)[kLanes]) {
   const float* row[M];
-  F32x16 sum[M];
+  F32x16 sum[M][4];
 #pragma GCC unroll 16
   for (int m = 0; m < M; ++m) {
     row[m] = reinterpret_cast<const float*>(reinterpret_cast<const uint8_t*>(x) + m * x_stride);
-    sum[m] = load(acc[m]);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) sum[m][i] = zero();
   }
-  for (int k = 0; k < K; ++k) {
-    const F32x16 w = load(weight[k]);
+  for (int k = 0; k < K; k += 4) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const F32x16 w = load(weight[k + i]);
 #pragma GCC unroll 16
-    for (int m = 0; m < M; ++m) sum[m] = fma(w, set1(row[m][k]), sum[m]);
+      for (int m = 0; m < M; ++m) sum[m][i] = fma(w, set1(row[m][k + i]), sum[m][i]);
+    }
   }
 #pragma GCC unroll 16
-  for (int m = 0; m < M; ++m) store(acc[m], sum[m]);
+  for (int m = 0; m < M; ++m) {
+    store(acc[m], add(load(acc[m]), add(add(sum[m][0], sum[m][1]), add(sum[m][2], sum[m][3]))));
+  }
 }
 
 template <int K, int M>
@@ -262,7 +270,7 @@ static void unpacking_matmul(const MatmulArgs& args, int64_t tile, int64_t tile_
                              int64_t row_end) {
   using Format = Unpack<type>;
   constexpr int kK = Format::kElements;
-  constexpr int kChunk = 8 * kUnpackedRows;  // rows per unpacking: their accumulators stay in L1 beside the block
+  constexpr int kChunk = 96;  // rows per unpacking: their accumulators stay in L1 beside the block
   alignas(64) float weight[kK][kLanes];
   alignas(64) float acc[kChunk][kLanes];
   for (; tile < tile_end; ++tile) {

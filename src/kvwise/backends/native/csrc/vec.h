@@ -12,7 +12,8 @@
 //   load_n(p, n) store_n(p, x, n)      the first n <= 16; load_n gives 0 in the others; no byte past n is touched
 //   load_f16(p) load_bf16(p) ... store_f16(p, x) store_bf16(p, x) and _n forms   uint16_t storage, RNE
 //   set1 zero add sub mul div fma(a,b,c)=a*b+c  max min (b where a or b is NaN) sqrt abs neg copysign(magnitude, sign)
-//   I32x16: load_i32 store_i32 load_i8 store_i8 (low bytes) set1_i32 add sub mul shl<n> shr<n> (arithmetic)
+//   I32x16: load_i32 store_i32 load_i8 store_i8 (low bytes) set1_i32 add sub mul bit_and shl<n>
+//           shr<n> (arithmetic)
 //   max(I32x16, I32x16)  sum max_of of an I32x16
 //   scale_by_power(x, n) = x · 2^n for whole n in -126..127
 //   to_f32(I32x16)  to_i32(F32x16), nearest even  as_f32 as_i32, the same bits

@@ -59,6 +59,7 @@ KVW_INLINE I32x16 set1_i32(int32_t x) { return {_mm512_set1_epi32(x)}; }
 KVW_INLINE I32x16 add(I32x16 a, I32x16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
 KVW_INLINE I32x16 sub(I32x16 a, I32x16 b) { return {_mm512_sub_epi32(a.v, b.v)}; }
 KVW_INLINE I32x16 max(I32x16 a, I32x16 b) { return {_mm512_max_epi32(a.v, b.v)}; }
+KVW_INLINE I32x16 bit_and(I32x16 a, I32x16 b) { return {_mm512_and_si512(a.v, b.v)}; }
 KVW_INLINE I32x16 mul(I32x16 a, I32x16 b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
 template <int n>
 KVW_INLINE I32x16 shl(I32x16 a) {

@@ -75,6 +75,7 @@ KVW_INLINE I32x16 set1_i32(int32_t x) { KVW_QUADS(I32x16, vdupq_n_s32(x)); }
 KVW_INLINE I32x16 add(I32x16 a, I32x16 b) { KVW_QUADS(I32x16, vaddq_s32(a.q[i], b.q[i])); }
 KVW_INLINE I32x16 sub(I32x16 a, I32x16 b) { KVW_QUADS(I32x16, vsubq_s32(a.q[i], b.q[i])); }
 KVW_INLINE I32x16 max(I32x16 a, I32x16 b) { KVW_QUADS(I32x16, vmaxq_s32(a.q[i], b.q[i])); }
+KVW_INLINE I32x16 bit_and(I32x16 a, I32x16 b) { KVW_QUADS(I32x16, vandq_s32(a.q[i], b.q[i])); }
 KVW_INLINE I32x16 mul(I32x16 a, I32x16 b) { KVW_QUADS(I32x16, vmulq_s32(a.q[i], b.q[i])); }
 template <int n>
 KVW_INLINE I32x16 shl(I32x16 a) {

@@ -101,6 +101,7 @@ KVW_INLINE I32x16 set1_i32(int32_t x) { KVW_LANES(I32x16, x); }
 KVW_INLINE I32x16 add(I32x16 a, I32x16 b) { KVW_LANES(I32x16, a.lane[i] + b.lane[i]); }
 KVW_INLINE I32x16 sub(I32x16 a, I32x16 b) { KVW_LANES(I32x16, a.lane[i] - b.lane[i]); }
 KVW_INLINE I32x16 max(I32x16 a, I32x16 b) { KVW_LANES(I32x16, a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]); }
+KVW_INLINE I32x16 bit_and(I32x16 a, I32x16 b) { KVW_LANES(I32x16, a.lane[i] & b.lane[i]); }
 KVW_INLINE I32x16 mul(I32x16 a, I32x16 b) { KVW_LANES(I32x16, a.lane[i] * b.lane[i]); }
 template <int n>
 KVW_INLINE I32x16 shl(I32x16 a) {
