@@ -78,4 +78,5 @@ NB_MODULE(_native, m) {
   m.attr("MAX_HEAD_DIM") = kMaxHeadDim;
   bind_model(m);
   bind_kernels(m);
+  bind_machine_limits(m);
 }

@@ -22,5 +22,6 @@ Activation activation_named(const std::string& name);
 void bind_model(nb::module_& m);    // module_model.cpp: what the backend runs
 void bind_kernels(nb::module_& m);  // module_kernels.cpp: single kernels, for tests and benchmarks
 void bind_attention(nb::module_& kernels);  // module_attention.cpp, called by bind_kernels
+void bind_machine_limits(nb::module_& m);   // module_limits.cpp: what the machine can do at most, for benchmarks
 
 }  // namespace kvw
