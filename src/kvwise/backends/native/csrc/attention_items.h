@@ -44,7 +44,7 @@ KVW_INLINE int64_t spans_that_fit(const AttentionArgs& a) {
 
 // One thread's floats, in this order (P = padded head_dim, rows = the rows of a tile):
 //   queries[rows][kQueryStride] scores[rows][kScoreStride] span_out[rows][P] total_out[rows][P]
-//   K or V of four blocks as float32 [4][16 · P]   maximum, sum, total_maximum, total_sum [rows each]
+//   K or V of four blocks as float32 [4][16 · P]   maximum, weight_sum, total_maximum, total_sum, visible [rows each]
 KVW_INLINE int64_t tile_rows(int group) {
   const int64_t rows = static_cast<int64_t>(group) * positions_per_tile(group);
   return (rows + 15) / 16 * 16;

@@ -77,6 +77,22 @@ static __attribute__((noinline)) void score_tile(const float* q, const T* const*
     for (int c = 0; c < C; ++c) store(out + r * kScoreStride + 16 * c, mul(acc[r][c], set1(scale)));
 }
 
+// Tokens [begin, end), each for the rows that see it.
+template <int R, int C, class T>
+KVW_INLINE void add_ragged(F32x16 (&acc)[R][C], const float* p, const T* const* v, int64_t v_stride, int begin, int end,
+                           const Visible* visible) {
+  for (int t = begin; t < end; ++t) {
+    const T* row = v[t / 16] + (t % 16) * v_stride;
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      if (t < visible[r].begin || t >= visible[r].end) continue;
+      const F32x16 weight = set1(p[r * kScoreStride + t]);
+#pragma GCC unroll 4
+      for (int c = 0; c < C; ++c) acc[r][c] = fma(weight, load(row + 16 * c), acc[r][c]);
+    }
+  }
+}
+
 // acc[r][16 c + lane] += Σ_t p[r][t] · v[t][16 c + lane] for R rows and C vectors, over the tokens of [begin, end)
 // that the row sees. Tokens of [common_begin, common_end) are seen by every row. v[b] is block b, 16 rows of
 // v_stride elements. A token that a row does not see never touches it: what is stored there may be anything.
@@ -90,19 +106,7 @@ static __attribute__((noinline)) void value_tile(const float* p, const T* const*
 #pragma GCC unroll 4
     for (int c = 0; c < C; ++c) acc[r][c] = load(acc_rows + r * acc_stride + 16 * c);
 
-  const auto ragged = [&](int from, int to) {
-    for (int t = from; t < to; ++t) {
-      const T* row = v[t / 16] + (t % 16) * v_stride;
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-        if (t < visible[r].begin || t >= visible[r].end) continue;
-        const F32x16 weight = set1(p[r * kScoreStride + t]);
-#pragma GCC unroll 4
-        for (int c = 0; c < C; ++c) acc[r][c] = fma(weight, load(row + 16 * c), acc[r][c]);
-      }
-    }
-  };
-  ragged(begin, common_begin);
+  add_ragged<R, C>(acc, p, v, v_stride, begin, common_begin, visible);
   for (int t = common_begin; t < common_end;) {
     const T* row = v[t / 16] + (t % 16) * v_stride;
     const int stop = t / 16 * 16 + 16 < common_end ? t / 16 * 16 + 16 : common_end;
@@ -119,7 +123,7 @@ static __attribute__((noinline)) void value_tile(const float* p, const T* const*
       }
     }
   }
-  ragged(common_end, end);
+  add_ragged<R, C>(acc, p, v, v_stride, common_end, end, visible);
 
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
