@@ -36,7 +36,11 @@ KVW_INLINE void store_tile(const MatmulArgs& args, int64_t tile, int64_t row, co
       float* out = reinterpret_cast<float*>(reinterpret_cast<uint8_t*>(args.out) + (row + m) * args.out_stride) + first;
       F32x16 y = acc[m][n];
       if (args.bias) y = add(y, load_n(args.bias + first, lanes));
-      store_n(out, y, lanes);
+      if (lanes == kLanes) {
+        store(out, y);
+      } else {
+        store_n(out, y, lanes);
+      }
     }
   }
 }
@@ -65,9 +69,10 @@ struct Q4_1 {
   static const uint8_t* bytes(const uint8_t* tile, int64_t b) { return tile + b * 320 + 64; }
 };
 
+// `ahead`: bytes to what the tiles after these begin with; asked for as these are read. 0: nothing.
 template <class Format, int M, int N>
 KVW_INLINE void dot_block(const uint8_t* const (&weight)[N], int64_t b, const int8_t* const (&x)[M],
-                          I32x16 (&sum)[M][N]) {
+                          I32x16 (&sum)[M][N], size_t ahead) {
   const uint8_t* bytes[N];
 #pragma GCC unroll 8
   for (int n = 0; n < N; ++n) bytes[n] = Format::bytes(weight[n], b);
@@ -75,7 +80,10 @@ KVW_INLINE void dot_block(const uint8_t* const (&weight)[N], int64_t b, const in
   for (int j = 0; j < Format::kQuads; ++j) {
     Bytes64 w[N];
 #pragma GCC unroll 8
-    for (int n = 0; n < N; ++n) w[n] = load_bytes(bytes[n] + 64 * j);
+    for (int n = 0; n < N; ++n) {
+      w[n] = load_bytes(bytes[n] + 64 * j);
+      if (ahead) __builtin_prefetch(bytes[n] + 64 * j + ahead, 0, 2);
+    }
     if constexpr (Format::kQuads == 8) {
 #pragma GCC unroll 16
       for (int m = 0; m < M; ++m) {
@@ -103,8 +111,9 @@ KVW_INLINE void dot_block(const uint8_t* const (&weight)[N], int64_t b, const in
   }
 }
 
-// M rows from `row`, N tiles from `tile`.
-template <class Format, int M, int N>
+// M rows from `row`, N tiles from `tile`. `first_time`: these tiles are read for the first time, so the next ones are
+// fetched into the second-level cache meanwhile; the hardware does not see that N streams jump N tiles ahead.
+template <class Format, int M, int N, bool first_time>
 static void quantized_tile(const MatmulArgs& args, int64_t tile, int64_t row) {
   constexpr int kChunk = 16;  // blocks whose per-row terms are prepared at once: one vector of them
   const int64_t inputs = args.weight.inputs, blocks = inputs / kQ8Block;
@@ -139,7 +148,7 @@ static void quantized_tile(const MatmulArgs& args, int64_t tile, int64_t row) {
 #pragma GCC unroll 8
         for (int n = 0; n < N; ++n) sum[m][n] = set1_i32(Format::kBias != 0 ? start[m][i] : 0);
       }
-      dot_block<Format, M, N>(weight, first + i, x, sum);
+      dot_block<Format, M, N>(weight, first + i, x, sum, first_time ? N * args.weight.tile_bytes : 0);
 #pragma GCC unroll 8
       for (int n = 0; n < N; ++n) {
         const auto* scales = reinterpret_cast<const uint16_t*>(Format::scales(weight[n], first + i));
@@ -160,9 +169,11 @@ static void quantized_tile(const MatmulArgs& args, int64_t tile, int64_t row) {
 template <class Format>
 struct Quantized {
   static constexpr int kRows = kQuantRows, kTiles = kQuantTiles;
-  template <int M, int N>
+  // For so few rows memory is the limit, and one tile after the other is one stream for the hardware to follow.
+  static constexpr int kStreamRows = kQuantRows - 1;
+  template <int M, int N, bool first_time>
   static void run(const MatmulArgs& args, int64_t tile, int64_t row) {
-    quantized_tile<Format, M, N>(args, tile, row);
+    quantized_tile<Format, M, N, first_time>(args, tile, row);
   }
 };
 
@@ -171,8 +182,9 @@ struct Quantized {
 template <class Element>
 struct Floating {
   static constexpr int kRows = kFloatRows, kTiles = kFloatTiles;
+  static constexpr int kStreamRows = 0;  // four chains of multiply-adds are needed to keep up with memory
 
-  template <int M, int N>
+  template <int M, int N, bool first_time>
   static void run(const MatmulArgs& args, int64_t tile, int64_t row) {
     const Element* weight[N];
     const float* x[M];
@@ -190,7 +202,10 @@ struct Floating {
     for (int64_t k = 0; k < args.weight.inputs; ++k) {
       F32x16 w[N];
 #pragma GCC unroll 8
-      for (int n = 0; n < N; ++n) w[n] = load(weight[n] + k * kLanes);
+      for (int n = 0; n < N; ++n) {
+        w[n] = load(weight[n] + k * kLanes);
+        if (first_time) __builtin_prefetch(weight[n] + k * kLanes + N * args.weight.tile_bytes / sizeof(Element), 0, 2);
+      }
 #pragma GCC unroll 16
       for (int m = 0; m < M; ++m) {
         const F32x16 value = set1(x[m][k]);
@@ -208,7 +223,7 @@ struct Floating {
 template <class Kernel, int M, int N>
 KVW_INLINE void last_rows(const MatmulArgs& args, int64_t tile, int64_t row, int64_t rows) {
   if (rows == M) {
-    Kernel::template run<M, N>(args, tile, row);
+    Kernel::template run<M, N, false>(args, tile, row);
   } else if constexpr (M > 1) {
     last_rows<Kernel, M - 1, N>(args, tile, row, rows);
   }
@@ -216,15 +231,23 @@ KVW_INLINE void last_rows(const MatmulArgs& args, int64_t tile, int64_t row, int
 
 template <class Kernel, int N>
 KVW_INLINE void all_rows(const MatmulArgs& args, int64_t tile, int64_t row, int64_t row_end) {
+  if (row + Kernel::kRows <= row_end) {
+    Kernel::template run<Kernel::kRows, N, true>(args, tile, row);
+    row += Kernel::kRows;
+  }
   for (; row + Kernel::kRows <= row_end; row += Kernel::kRows) {
-    Kernel::template run<Kernel::kRows, N>(args, tile, row);
+    Kernel::template run<Kernel::kRows, N, false>(args, tile, row);
   }
   if constexpr (Kernel::kRows > 1) last_rows<Kernel, Kernel::kRows - 1, N>(args, tile, row, row_end - row);
 }
 
 template <class Kernel>
 static void tiled_matmul(const MatmulArgs& args, int64_t tile, int64_t tile_end, int64_t row, int64_t row_end) {
-  for (; tile + Kernel::kTiles <= tile_end; tile += Kernel::kTiles) all_rows<Kernel, Kernel::kTiles>(args, tile, row, row_end);
+  if (row_end - row > Kernel::kStreamRows) {
+    for (; tile + Kernel::kTiles <= tile_end; tile += Kernel::kTiles) {
+      all_rows<Kernel, Kernel::kTiles>(args, tile, row, row_end);
+    }
+  }
   for (; tile < tile_end; ++tile) all_rows<Kernel, 1>(args, tile, row, row_end);
 }
 

@@ -121,6 +121,13 @@ class Model {
   // ---- one step. Throws NativeError, before anything is written, when the step breaks a limit.
   void run(const Step& step);
 
+  // Seconds that each kind of region has taken since profiling began; nothing is measured before.
+  void start_profile();
+  struct Profile {
+    double rows = 0, matmul = 0, attend = 0, gather = 0;
+  };
+  const Profile& profile() const { return profile_; }
+
   const KernelTable& kernels() const { return *kernels_; }
   const ModelLimits& limits() const { return limits_; }
   const RopeTable& rope(int handle) const { return ropes_.at(handle); }
@@ -142,6 +149,7 @@ class Model {
   };
 
   void check(const Step& step) const;
+  void run_region(const Region& region, const Step& step);
   void copy_blocks(const Step& step);
   void run_rows(const Region& region, const Step& step);
   void run_matmuls(const Region& region, const Step& step);
@@ -165,6 +173,9 @@ class Model {
   size_t weights_used_ = 0, tables_used_ = 0, kv_used_ = 0;
   int64_t vocab_ = 0;
   int output_ = -1;
+
+  bool profiling_ = false;
+  Profile profile_;
 
   std::vector<SlotPlace> slots_;
   std::vector<WeightMatrix> matrices_;

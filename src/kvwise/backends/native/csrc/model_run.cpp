@@ -1,5 +1,6 @@
 // Running one step of a Model: check everything, then region by region.
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 
 #include "model.h"
@@ -60,12 +61,29 @@ void Model::run(const Step& step) {
   copy_blocks(step);
   for (const Region& region : regions_) {
     if (region.logits_rows && step.num_logits_rows == 0) continue;
-    switch (region.kind) {
-      case Region::Kind::rows: run_rows(region, step); break;
-      case Region::Kind::matmul: run_matmuls(region, step); break;
-      case Region::Kind::attend: run_attention(ops_[region.ops[0]], step); break;
-      case Region::Kind::gather: gather(ops_[region.ops[0]], step); break;
+    if (!profiling_) {
+      run_region(region, step);
+      continue;
     }
+    const auto start = std::chrono::steady_clock::now();
+    run_region(region, step);
+    double* const total[] = {&profile_.rows, &profile_.matmul, &profile_.attend, &profile_.gather};
+    *total[static_cast<int>(region.kind)] +=
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  }
+}
+
+void Model::start_profile() {
+  profiling_ = true;
+  profile_ = {};
+}
+
+void Model::run_region(const Region& region, const Step& step) {
+  switch (region.kind) {
+    case Region::Kind::rows: return run_rows(region, step);
+    case Region::Kind::matmul: return run_matmuls(region, step);
+    case Region::Kind::attend: return run_attention(ops_[region.ops[0]], step);
+    case Region::Kind::gather: return gather(ops_[region.ops[0]], step);
   }
 }
 

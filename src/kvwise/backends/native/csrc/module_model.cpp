@@ -181,6 +181,17 @@ void bind_model(nb::module_& m) {
       .def("finish", &Model::finish, "output"_a)
       .def("run", &run, "token_ids"_a, "positions"_a, "slot_mapping"_a, "query_starts"_a, "context_lens"_a,
            "block_tables"_a, "logits_rows"_a, "block_copies"_a)
+      .def("start_profile", &Model::start_profile)
+      .def("profile",
+           [](const Model& self) {
+             const Model::Profile& p = self.profile();
+             nb::dict seconds;
+             seconds["rows"] = p.rows;
+             seconds["matmul"] = p.matmul;
+             seconds["attention"] = p.attend;
+             seconds["gather"] = p.gather;
+             return seconds;
+           }, "Seconds by kind of op since start_profile.")
       .def_prop_ro("threads", &Model::threads)
       .def_prop_ro("isa", [](const Model& self) { return std::string(self.kernels().isa); })
       .def("buffers", [](const Model& self) {
