@@ -29,7 +29,7 @@ class MemoryNeeds:
     """Bytes that a backend will hold, exact, known before a weight is read.
 
     weights: as repacked; kv_pool: blocks · bytes per block; arena: activations and scratch; logits: R_max · vocab · 4;
-    tables: rotary tables and block-table staging.
+    tables: rotary tables and block-table staging; states: what requests hold once, whatever their length.
     """
 
     weights_bytes: int
@@ -37,10 +37,12 @@ class MemoryNeeds:
     arena_bytes: int
     logits_bytes: int
     tables_bytes: int
+    states_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
-        return self.weights_bytes + self.kv_pool_bytes + self.arena_bytes + self.logits_bytes + self.tables_bytes
+        held = self.weights_bytes + self.kv_pool_bytes + self.arena_bytes + self.logits_bytes + self.tables_bytes
+        return held + self.states_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,6 +101,11 @@ def canonical_name(file_name: str, family: str, file_format: Format) -> str | No
     return None
 
 
+def has_names(family: str) -> bool:
+    """Whether the family's tensors can be found in a file."""
+    return family in _FAMILY_LAYERS
+
+
 def file_name_of(canonical: str, family: str, file_format: Format) -> str:
     """The name that a file of `family` gives to a canonical name: the inverse of canonical_name.
 

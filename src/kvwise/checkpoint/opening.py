@@ -6,6 +6,7 @@ Knows which files belong together; leaves their contents to the readers.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
@@ -19,21 +20,25 @@ from kvwise.checkpoint.strict_json import read_json_object
 from kvwise.errors import CheckpointError
 from kvwise.spec.gguf_config import spec_from_gguf
 from kvwise.spec.hf_config import spec_from_config
+from kvwise.spec.model import ModelSpec
+
+Check = Callable[[ModelSpec], None]
 
 CONFIG_FILE: Final = "config.json"
 _ROPE_FACTORS: Final = "rope_freqs.weight"
 _MAX_ROPE_FACTORS: Final = 2**12  # one per rotary pair of a head; the widest known head has 128
 
 
-def open_checkpoint(path: str | Path) -> Checkpoint:
+def open_checkpoint(path: str | Path, *, check: Check | None = None) -> Checkpoint:
     """Open a GGUF file, a safetensors file or index beside its config.json, or a folder that holds one model.
 
-    Reads headers only. Raises CheckpointError for files that are broken, incomplete, ambiguous or pickles, and
-    SpecError for a configuration that can't be understood.
+    Reads headers only. `check` is called with the spec before the tensors are looked at. Raises CheckpointError for
+    files that are broken, incomplete, ambiguous or pickles, and SpecError for a configuration that can't be
+    understood.
     """
     files = ExitStack()
     try:
-        return _open(Path(path), files)
+        return _open(Path(path), files, check or _no_check)
     except BaseException:
         files.close()
         raise
@@ -54,25 +59,30 @@ def read_config(path: str | Path) -> dict[str, object]:
         return read_json_object(file)
 
 
-def _open(path: Path, files: ExitStack) -> Checkpoint:
+def _no_check(_: ModelSpec) -> None:
+    return None
+
+
+def _open(path: Path, files: ExitStack, check: Check) -> Checkpoint:
     if not path.is_dir():
-        return _open_file(path, files)
+        return _open_file(path, files, check)
     gguf = gguf_in_folder(path)
     if gguf is not None:
-        return _open_file(gguf, files)
-    return _open_folder(path, files)
+        return _open_file(gguf, files, check)
+    return _open_folder(path, files, check)
 
 
-def _open_folder(folder: Path, files: ExitStack) -> Checkpoint:
+def _open_folder(folder: Path, files: ExitStack, check: Check) -> Checkpoint:
     config = read_config(folder)
-    stored = read_safetensors_folder(folder, files)
-    return Checkpoint(folder, "safetensors", spec_from_config(config), config, stored, files)
+    spec = spec_from_config(config)
+    check(spec)
+    return Checkpoint(folder, "safetensors", spec, config, read_safetensors_folder(folder, files), files)
 
 
-def _open_file(path: Path, files: ExitStack) -> Checkpoint:
+def _open_file(path: Path, files: ExitStack, check: Check) -> Checkpoint:
     refuse_pickle(path)
     if path.name == INDEX_FILE:
-        return _open_folder(path.parent, files)
+        return _open_folder(path.parent, files, check)
     file = files.enter_context(MappedFile(path))
     if path.suffix.lower() == ".gguf" or file.pread(0, min(4, file.size_bytes)) == GGUF_MAGIC:
         contents = read_gguf(file)
@@ -81,10 +91,13 @@ def _open_file(path: Path, files: ExitStack) -> Checkpoint:
             rope_factors=_rope_factors(contents),
             tensor_names={tensor.name for tensor in contents.tensors},
         )
+        check(spec)
         return Checkpoint(path, "gguf", spec, contents.metadata, contents.tensors, files)
     if path.suffix.lower() == ".safetensors":
         config = read_config(path.parent)
-        return Checkpoint(path, "safetensors", spec_from_config(config), config, read_safetensors(file), files)
+        spec = spec_from_config(config)
+        check(spec)
+        return Checkpoint(path, "safetensors", spec, config, read_safetensors(file), files)
     raise CheckpointError(
         f"{path} is no model file", expected="a .gguf or .safetensors file, or a folder with one model"
     )

@@ -90,12 +90,16 @@ def render_plan(plan: Plan, console: Console) -> None:
     """The tables for people. Prints to `console`, nothing else."""
     from rich.markup import escape
 
-    console.print(f"[bold]{escape(plan.model)}[/bold] ({plan.source}), {format_count(plan.parameters)} parameters")
+    active = plan.active_parameters
+    some = f", {format_count(active)} of them active per token" if active and active != plan.parameters else ""
+    counted = f"{format_count(plan.parameters)} parameters{some}"
+    console.print(f"[bold]{escape(plan.model)}[/bold] ({plan.source}), {counted}")
     console.print(_ledger(plan))
     console.print(_verdict(plan))
     console.print(_weights(plan))
     console.print(_kv(plan))
-    console.print(_alternatives(plan))
+    if plan.alternatives:
+        console.print(_alternatives(plan))
     for note in plan.notes:
         console.print(f"note: {note}", style="dim", markup=False)
 
@@ -137,7 +141,7 @@ def _kv(plan: Plan) -> Table:
 
 def _alternatives(plan: Plan) -> Table:
     table = _table("the same model with other KV heads", "KV heads", "per token", f"{plan.batch} x {plan.context}")
-    heads = max(layer.num_kv_heads for layer in plan.kv.layers)
+    heads = max((layer.num_kv_heads for layer in plan.kv.layers), default=0)
     table.add_row("as it is", str(heads), format_bytes(plan.kv_bytes_per_token), format_bytes(plan.kv_bytes))
     for other in plan.alternatives:
         per_token, total = format_bytes(other.kv_bytes_per_token), format_bytes(other.kv_bytes)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, Self
 from kvwise.backends import BACKENDS
 from kvwise.backends.price.price import Pricer
 from kvwise.backends.protocol import Backend, LoadedProgram, LoadOptions, Progress
+from kvwise.backends.runnable import check_runs
 from kvwise.checkpoint.bundled import BUNDLED_NAME
 from kvwise.engine.engine import Engine
 from kvwise.engine.executor import ProgramExecutor
@@ -30,7 +31,7 @@ from kvwise.ledger.rows import LedgerRow
 from kvwise.models import build_program
 from kvwise.program.ir import MatMul, Program
 from kvwise.spec.dtypes import TensorType
-from kvwise.spec.kv import KVCacheSpec
+from kvwise.spec.kv import KV_TYPES, KVCacheSpec
 from kvwise.spec.model import ModelSpec
 from kvwise.spec.shape import StepLimits
 
@@ -69,14 +70,24 @@ def open_model(
 ) -> OpenedModel:
     """Open and check a model's files and write its program; reads no weights.
 
-    Raises ModelNotFound, CheckpointError, SpecError, UnknownArchitecture or UsageError (backend, KV type).
+    Raises ModelNotFound, CheckpointError, SpecError, UnknownArchitecture, UsageError (backend, KV type), or
+    BackendError for a family that is counted and priced only.
     """
     from kvwise.checkpoint import match_tensors, open_checkpoint
+    from kvwise.checkpoint.names import has_names
     from kvwise.checkpoint.resolve import resolve_model
 
+    def check(spec: ModelSpec) -> None:
+        check_runs(build_program(spec), spec.family, reading.name, has_names=has_names(spec.family))
+
     reading = BACKENDS[backend]
+    if kv_dtype in KV_TYPES and kv_dtype not in reading.kv_types:
+        raise UsageError(
+            f"the {reading.name} backend stores no K and V in {kv_dtype}",
+            expected=f"one of {', '.join(reading.kv_types)}",
+        )
     path = resolve_model(name, allow_download=allow_download)
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_checkpoint(path, check=check)
     try:
         kv = KVCacheSpec.of(checkpoint.spec, kv_dtype)
         program = build_program(checkpoint.spec)

@@ -1,6 +1,6 @@
 """The memory plan: every byte that a loaded model will hold, before a weight is read, and whether it fits.
 
-    total = weights + KV pool + arena + logits + tables     what the backend says it will allocate
+    total = weights + KV pool + states + arena + logits + tables     what the backend says it will allocate
           + runtime                                         resident before loading, measured
     it fits when   total + allowed residual <= budget
     budget = min( available now + runtime, a limit that the user set )      `available` no longer has the runtime in it
@@ -74,9 +74,12 @@ class MemoryPlan:
             ("arena", needs.arena_bytes, f"formula: lifetimes x {self.options.limits.max_tokens} tokens"),
             ("logits", needs.logits_bytes, f"formula: {self.options.limits.max_logits_rows} rows"),
             ("tables", needs.tables_bytes, "formula"),
+            ("states", needs.states_bytes, f"formula: {self.options.limits.max_requests} requests"),
             ("runtime", self.runtime_bytes, "RSS before load"),
         )
-        return tuple(LedgerRow(name, nbytes, None, "B", source) for name, nbytes, source in parts)
+        return tuple(
+            LedgerRow(name, nbytes, None, "B", source) for name, nbytes, source in parts if nbytes or name != "states"
+        )
 
 
 def plan_memory(

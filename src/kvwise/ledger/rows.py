@@ -10,6 +10,7 @@ never 0. Rows of memory:
     arena      activations and scratch
     logits     R_max rows
     tables     rotary tables, staging
+    states     what requests hold once, whatever their length
     tokenizer  vocabulary and merges
     runtime    the process before the model: interpreter and libraries
     residual   what is resident beyond all of these; predicted 0, a large one is a bug
@@ -31,6 +32,7 @@ MEMORY_ROWS: Final[Mapping[str, str]] = {
     "arena": "activation arena",
     "logits": "logits",
     "tables": "rotary and block tables",
+    "states": "states that do not grow",
     "tokenizer": "tokenizer",
     "runtime": "runtime and interpreter",
     "residual": "residual",

@@ -6,25 +6,27 @@ q/k norms are fields of the spec.
 
 from __future__ import annotations
 
-from kvwise.models.attention import self_attention
 from kvwise.models.head import language_head
-from kvwise.models.mlp import gated_mlp
-from kvwise.program.builder import ProgramBuilder
+from kvwise.models.mixer import Mixers
+from kvwise.models.mlp import feed_forward
 from kvwise.program.ir import Program
+from kvwise.program.special_builder import SpecialBuilder
 from kvwise.spec.model import ModelSpec
 
 
 def program(spec: ModelSpec) -> Program:
-    b = ProgramBuilder()
+    b = SpecialBuilder()
+    mixers = Mixers(b, spec)
     x = b.embed("x", "embed.weight", spec.vocab, spec.hidden, spec.embedding_scale)
     for i, layer in enumerate(spec.layers):
         p = f"layers.{i}"
-        h = b.rms_norm(f"{p}.attn_in", x, f"{p}.attn_norm.weight", spec.norm)
-        h = self_attention(b, p, h, layer.attention, spec)
-        h = b.rms_norm(f"{p}.attn_post", h, f"{p}.attn_post_norm.weight", spec.norm)
+        h = b.norm(f"{p}.attn_in", x, f"{p}.attn_norm.weight", spec.norm)
+        h = mixers.append(p, h, layer.mixer)
+        h = b.norm(f"{p}.attn_post", h, f"{p}.attn_post_norm.weight", spec.norm)
         x = b.add(f"{p}.x_attn", x, h)
-        h = b.rms_norm(f"{p}.mlp_in", x, f"{p}.mlp_norm.weight", spec.norm)
-        h = gated_mlp(b, p, h, layer.mlp, spec.hidden)
-        h = b.rms_norm(f"{p}.mlp_post", h, f"{p}.mlp_post_norm.weight", spec.norm)
-        x = b.add(f"{p}.x_mlp", x, h)
+        if layer.mlp is not None:
+            h = b.norm(f"{p}.mlp_in", x, f"{p}.mlp_norm.weight", spec.norm)
+            h = feed_forward(b, p, h, layer.mlp, spec.hidden)
+            h = b.norm(f"{p}.mlp_post", h, f"{p}.mlp_post_norm.weight", spec.norm)
+            x = b.add(f"{p}.x_mlp", x, h)
     return b.build(language_head(b, x, spec))

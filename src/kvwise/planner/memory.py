@@ -17,6 +17,7 @@ from typing import Final
 
 from kvwise.backends import BACKENDS
 from kvwise.backends.protocol import Backend, LoadOptions
+from kvwise.backends.runnable import runs
 from kvwise.errors import BackendError, UsageError
 from kvwise.ledger.host import HostMemory, read_cpu_budget, read_host_memory
 from kvwise.ledger.memory import MemoryPlan, plan_memory
@@ -31,10 +32,11 @@ from kvwise.planner.sizes import (
     weight_type,
 )
 from kvwise.program.ir import Program
+from kvwise.spec.check import check_spec
 from kvwise.spec.dtypes import TensorType
 from kvwise.spec.hf_config import spec_from_config
 from kvwise.spec.kv import KV_TYPES, KVCacheSpec, LayerKV
-from kvwise.spec.model import MAX_LAYERS, MAX_WIDTH, LayerSpec, ModelSpec, check_spec
+from kvwise.spec.model import MAX_LAYERS, MAX_WIDTH, AttentionSpec, LayerSpec, ModelSpec
 from kvwise.spec.shape import StepLimits
 
 TABLE_CONTEXTS: Final = (2048, 8192, 32768)
@@ -92,7 +94,8 @@ def plan(
         memory_limit=memory_limit,
         memory=memory,
         spec=spec,
-        notes=_notes(spec, context),
+        notes=_notes(spec, program, context),
+        active_parameters=program.num_active_parameters,
     )
 
 
@@ -213,8 +216,8 @@ def _memory_plan(
     memory_limit: int | None,
 ) -> MemoryPlan:
     """By the backend that would run it; by what is stored where none here can."""
-    backend = _backend(backend_name) if runs_on(backend_name, types) else None
-    if backend is not None:
+    backend = _backend(backend_name) if runs(program) and runs_on(backend_name, types) else None
+    if backend is not None and kv.kv_type.name in backend.kv_types:
         with suppress(BackendError):  # a weight type that it can't run
             lowered = backend.lower(program, types)
             return plan_memory(lowered, types, kv, options, backend, 0, host, memory_limit=memory_limit)
@@ -240,6 +243,9 @@ def _kv_table(kv: KVCacheSpec, context: int, batch: int) -> tuple[KVCell, ...]:
 
 
 def _alternatives(spec: ModelSpec, kv: KVCacheSpec, context: int, batch: int) -> tuple[Alternative, ...]:
+    """None where K and V are latents: their size does not follow from a number of heads."""
+    if not any(isinstance(layer.mixer, AttentionSpec) for layer in spec.layers):
+        return ()
     out = []
     for name in ("mha", "mqa"):
         other = replace(spec, layers=tuple(_with_kv_heads(layer, mha=name == "mha") for layer in spec.layers))
@@ -249,12 +255,13 @@ def _alternatives(spec: ModelSpec, kv: KVCacheSpec, context: int, batch: int) ->
 
 
 def _with_kv_heads(layer: LayerSpec, *, mha: bool) -> LayerSpec:
-    heads = layer.attention.num_q_heads if mha else 1
-    return replace(layer, attention=replace(layer.attention, num_kv_heads=heads))
+    if not isinstance(layer.mixer, AttentionSpec):
+        return layer
+    return replace(layer, mixer=replace(layer.mixer, num_kv_heads=layer.mixer.num_q_heads if mha else 1))
 
 
 def _alternative(name: str, kv: KVCacheSpec, parameters: int | None, context: int, batch: int) -> Alternative:
-    heads = max(layer.num_kv_heads for layer in kv.layers)
+    heads = max((layer.num_kv_heads for layer in kv.layers), default=0)
     return Alternative(name, heads, parameters, kv.bytes_per_token, batch * kv.kv_stored_bytes(context))
 
 
@@ -262,10 +269,13 @@ def _type_names(types: Mapping[str, TensorType]) -> str:
     return ", ".join(dict.fromkeys(t.name for t in types.values()))
 
 
-def _notes(spec: ModelSpec, context: int) -> tuple[str, ...]:
+def _notes(spec: ModelSpec, program: Program, context: int) -> tuple[str, ...]:
+    notes = spec.notes
+    if not runs(program):
+        notes = (*notes, f"{spec.family} models are counted and priced only: no backend runs them yet")
     if context <= spec.max_positions:
-        return spec.notes
-    return (*spec.notes, f"a context of {context:,} tokens is beyond the model's {spec.max_positions:,} positions")
+        return notes
+    return (*notes, f"a context of {context:,} tokens is beyond the model's {spec.max_positions:,} positions")
 
 
 def _check_tokens(name: str, value: int) -> int:

@@ -45,6 +45,7 @@ class Alternative:
 class Plan:
     """Every figure of `kvwise plan`. `memory` is None for a shape alone, which has no program.
 
+    active_parameters: all but those of experts that a token is not sent to; None where that is not known.
     weight_bytes: as stored, or in the type asked for. kv_bytes: context x batch, exact tokens.
     """
 
@@ -64,6 +65,7 @@ class Plan:
     memory: MemoryPlan | None
     spec: ModelSpec | None
     notes: tuple[str, ...]
+    active_parameters: int | None = None
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -78,6 +80,16 @@ class Plan:
     @property
     def kv_bytes(self) -> int:
         return self.batch * self.kv.kv_stored_bytes(self.context)
+
+    @property
+    def index_bytes(self) -> int:
+        """Keys of indexes beside K and V, for context x batch."""
+        return self.batch * self.context * self.kv.index_bytes_per_token
+
+    @property
+    def states_bytes(self) -> int:
+        """What the batch's requests hold once, whatever the context."""
+        return self.batch * self.kv.state_bytes_per_request
 
     @property
     def weight_bytes_at(self) -> dict[str, int]:
@@ -139,15 +151,20 @@ class Plan:
             "source": self.source,
             "family": self.family,
             "parameters": self.parameters,
+            "active_parameters": self.active_parameters,
             "weight_bytes": self.weight_bytes,
             "weight_type": self.weight_type,
             "weight_bytes_at": self.weight_bytes_at,
             "kv_dtype": self.kv.kv_type.name,
             "kv_bytes_per_token": self.kv_bytes_per_token,
             "kv_bytes_per_token_growing": self.kv_bytes_per_token_growing,
+            "index_bytes_per_token": self.kv.index_bytes_per_token,
+            "state_bytes_per_request": self.kv.state_bytes_per_request,
             "context": self.context,
             "batch": self.batch,
             "kv_bytes": self.kv_bytes,
+            "index_bytes": self.index_bytes,
+            "states_bytes": self.states_bytes,
             "kv_table": [
                 {
                     "context": cell.context,

@@ -5,6 +5,7 @@ Owns the names of the formats that `plan` speaks of. Reads no file.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Final
 
@@ -66,7 +67,7 @@ def stored_bytes(program: Program, types: Mapping[str, TensorType]) -> dict[str,
     out = {}
     for weight in program.weights.values():
         *rows, width = weight.shape
-        out[weight.name] = (rows[0] if rows else 1) * types[weight.name].row_bytes(width)
+        out[weight.name] = math.prod(rows) * types[weight.name].row_bytes(width)
     return out
 
 
@@ -88,7 +89,8 @@ class StoredSizes:
         arena = plan_arena(program, options.limits)
         weights = sum(self.weight_bytes(program, types).values())
         pool = options.num_blocks * kv.bytes_per_block
-        return MemoryNeeds(weights, pool, arena.total_bytes, arena.logits_bytes, 0)
+        states = options.limits.max_requests * kv.state_bytes_per_request
+        return MemoryNeeds(weights, pool, arena.total_bytes, arena.logits_bytes, 0, states)
 
     def load(self, program: Program, source: WeightSource, kv: KVCacheSpec, options: LoadOptions) -> LoadedProgram:
         raise BackendError("this backend only knows sizes", action="load with native or reference")

@@ -1,4 +1,7 @@
-"""Writes a Program op by op, declaring each slot and weight as it is first used. Families are written with it."""
+"""Writes a Program op by op, declaring each slot and weight as it is first used. Families are written with it.
+
+The methods for ops of special.py are in special_builder.py.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,8 @@ from kvwise.program.ir import (
     Softcap,
     Weight,
 )
-from kvwise.spec.kv import LayerKV
-from kvwise.spec.model import Activation, AttentionSpec, NormSpec, RopeSpec
+from kvwise.spec.kv import LayerKV, LayerState, layer_kv
+from kvwise.spec.model import Activation, AttentionSpec, Mixer, NormSpec, RopeSpec
 
 
 class ProgramBuilder:
@@ -35,6 +38,10 @@ class ProgramBuilder:
         self._weights: dict[str, Weight] = {}
         self._ropes: list[RopeSpec] = []
         self._kv_layers: list[LayerKV] = []
+        self._states: list[LayerState] = []
+
+    def width(self, slot: str) -> int:
+        return self._slots[slot].width
 
     def embed(self, name: str, table: str, vocab: int, hidden: int, scale: float = 1.0) -> str:
         self._weight(Weight(table, (vocab, hidden), Role.EMBEDDING))
@@ -44,9 +51,7 @@ class ProgramBuilder:
         width = self._slots[x].width
         group = group or width
         self._weight(Weight(weight, (group,), Role.VECTOR))
-        op = RmsNorm(
-            out=name, x=x, weight=weight, eps=norm.eps, weight_offset=norm.weight_offset, group=group
-        )
+        op = RmsNorm(out=name, x=x, weight=weight, eps=norm.eps, weight_offset=norm.weight_offset, group=group)
         return self._emit(op, self._slots[x].rows, width)
 
     def matmul(self, name: str, x: str, weight: str, out_width: int, *, bias: bool = False) -> str:
@@ -71,7 +76,7 @@ class ProgramBuilder:
             q=q,
             k=k,
             v=v,
-            layer=len(self._kv_layers),
+            layer=self._open_kv_layer(spec),
             num_q_heads=spec.num_q_heads,
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
@@ -79,7 +84,6 @@ class ProgramBuilder:
             softcap=spec.softcap,
             window=spec.window,
         )
-        self._kv_layers.append(LayerKV(spec.num_kv_heads, spec.head_dim, spec.head_dim, spec.window))
         return self._emit(op, Rows.TOKENS, spec.q_width)
 
     def add(self, name: str, x: str, y: str) -> str:
@@ -103,7 +107,15 @@ class ProgramBuilder:
             tuple(self._ropes),
             tuple(self._kv_layers),
             output,
+            tuple(self._states),
         )
+
+    def _open_kv_layer(self, mixer: Mixer) -> int:
+        kept = layer_kv(mixer)
+        if kept is None:
+            raise SpecError(f"{type(mixer).__name__} keeps no K and V")
+        self._kv_layers.append(kept)
+        return len(self._kv_layers) - 1
 
     def _emit(self, op: Op, rows: Rows, width: int) -> str:
         for read in op.reads:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar
 
-from kvwise.spec.kv import LayerKV
+from kvwise.spec.kv import LayerKV, LayerState
 from kvwise.spec.model import Activation, RopeSpec
 
 Q8_BLOCK = 32  # quantized activations: this many elements share a scale
@@ -52,24 +52,28 @@ class Slot:
 
 
 class Role(Enum):
-    """How a weight is used: rows looked up, multiplied, or a vector applied element by element."""
+    """How a weight is used: rows looked up, multiplied, a vector applied element by element, or one slice for each
+    expert, of which a step reads those that its tokens are sent to."""
 
     EMBEDDING = "embedding"
     MATRIX = "matrix"
     VECTOR = "vector"
+    EXPERTS = "experts"
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A parameter by canonical name; (out, in) for matrices, (vocab, hidden) for the embedding, (n,) for vectors.
+    """A parameter by canonical name; (out, in) for matrices, (vocab, hidden) for the embedding, (n,) for vectors,
+    and for experts one of these after their number.
 
-    The embedding is `tied` when the output projection reads the same tensor: counted once.
+    The embedding is `tied` when the output projection reads the same tensor: counted once. top_k: experts per token.
     """
 
     name: str
     shape: tuple[int, ...]
     role: Role
     tied: bool = False
+    top_k: int | None = None
 
     @property
     def num_elements(self) -> int:
@@ -218,7 +222,7 @@ class Softcap(Op):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What one step computes. `output` names the logits slot [R, vocab]."""
+    """What one step computes. `output` names the logits slot [R, vocab]. `states`: what requests keep once."""
 
     ops: tuple[Op, ...]
     slots: Mapping[str, Slot]
@@ -226,11 +230,17 @@ class Program:
     ropes: tuple[RopeSpec, ...]
     kv_layers: tuple[LayerKV, ...]
     output: str
+    states: tuple[LayerState, ...] = ()
 
     @property
     def num_parameters(self) -> int:
         """Unique parameters: a tied head is the embedding and counts once."""
         return sum(w.num_elements for w in self.weights.values())
+
+    @property
+    def num_active_parameters(self) -> int:
+        """Parameters that take part in computing one token: all but those of experts that it is not sent to."""
+        return sum(w.num_elements // w.shape[0] * w.top_k if w.top_k else w.num_elements for w in self.weights.values())
 
     @property
     def expected_shapes(self) -> dict[str, tuple[int, ...]]:

@@ -100,6 +100,26 @@ class Fields:
             raise self.wrong(name, f"a positive integer, or a list of one for each of the {num_layers} layers")
         return tuple(value)
 
+    def numbers(self, name: str, length: int) -> tuple[float, ...]:
+        """A list of exactly `length` finite numbers above 0."""
+        value = self._values.get(self._prefix + name)
+        if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != length:
+            raise self.wrong(name, f"a list of {length} numbers")
+        if not all(type(n) in (int, float) and 0 < n < 1e300 for n in value):  # false for NaN
+            raise self.wrong(name, f"a list of {length} finite numbers above 0")
+        return tuple(float(n) for n in value)
+
+    def indices(self, name: str, length: int) -> frozenset[int] | None:
+        """A list of numbers of 0..length-1 as a set; None where there is none."""
+        value = self._values.get(self._prefix + name)
+        if value is None:
+            return None
+        if not isinstance(value, Sequence) or isinstance(value, str):
+            raise self.wrong(name, "a list of layers")
+        if not all(type(n) is int and 0 <= n < length for n in value):
+            raise self.wrong(name, f"a list of layers, 0 to {length - 1}")
+        return frozenset(value)
+
     def mapping(self, name: str) -> Fields | None:
         """A nested mapping, or None where there is none."""
         value = self._values.get(self._prefix + name)

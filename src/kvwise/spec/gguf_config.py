@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvwise.errors import SpecError, UnknownArchitecture
+from kvwise.spec.check import check_spec
 from kvwise.spec.fields import Fields, shown
 from kvwise.spec.hf_rope import yarn_attention_factor
 from kvwise.spec.model import (
@@ -22,10 +23,10 @@ from kvwise.spec.model import (
     MlpSpec,
     ModelSpec,
     NormSpec,
+    QkNorm,
     RopeScaling,
     RopeScalingKind,
     RopeSpec,
-    check_spec,
 )
 
 
@@ -145,7 +146,7 @@ class _Reader:
                 softcap=self._attention_softcap(),
                 qkv_bias=self.name == "qwen2" or f"blk.{i}.attn_q.bias" in self.tensor_names,
                 o_bias=f"blk.{i}.attn_output.bias" in self.tensor_names,
-                qk_norm=self.architecture.qk_norm,
+                qk_norm=QkNorm.HEAD if self.architecture.qk_norm else None,
             )
             mlp_bias = f"blk.{i}.ffn_gate.bias" in self.tensor_names
             layers.append(LayerSpec(attention, MlpSpec(intermediate[i], self.architecture.activation, mlp_bias)))
