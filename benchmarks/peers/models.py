@@ -339,6 +339,7 @@ def _export_openvino(folder: Path, path: Path, weights: str, exporter: Path | No
     with _renamed_when_done(path) as partial:
         command = [str(exporter), "export", "openvino", "-m", str(folder), "--task", "text-generation-with-past"]
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+        environment.pop("PYTHONPATH", None)
         log = path.with_name(path.name + ".log")
         with log.open("wb") as file:
             done = subprocess.run(
