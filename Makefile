@@ -2,10 +2,11 @@
 # make test   every test
 # make lint   ruff, mypy and the layers
 # make build  the extension, beside its package
-# make bench  the benchmarks
+# make bench  the machine's limits and kvwise's own cells
+# make bench-peers    the same beside llama.cpp, OpenVINO, vLLM and transformers, which it installs
 # make selftest       every instruction set's kernels against the scalar ones, without Python
 # make cross-aarch64  the same for aarch64, cross-compiled and run under qemu-user
-# Overridable: PYTHON (3.11 or newer), CXX, PROMPT, TEST_ARGS.
+# Overridable: PYTHON (3.11 or newer), CXX, PROMPT, TEST_ARGS, BENCH_WORK (a folder), BENCH_ARGS.
 
 PYTHON ?=
 PROMPT ?= Why is the sky blue?
@@ -28,7 +29,7 @@ need = $(if $(shell command -v $(1)),,$(error kvwise needs $(1): install $(2) (D
 CMAKE := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cmake
 
 .DEFAULT_GOAL := run
-.PHONY: run test lint build bench selftest cross-aarch64 clean FORCE
+.PHONY: run test lint build bench bench-peers selftest cross-aarch64 clean FORCE
 
 run: $(RUN_READY) $(BUILT)
 	@$(BIN)/python -m kvwise.checkpoint.bundled --quiet
@@ -46,9 +47,17 @@ lint: $(DEV_READY)
 
 build: $(BUILT)
 
-bench: $(RUN_READY) $(BUILT)
+BENCH := PYTHONPATH=benchmarks $(BIN)/python -m peers --threads 2
+# Ours alone. The first run writes the random-weight models that it measures: 3 GB in BENCH_WORK.
+bench: $(DEV_READY) $(BUILT)
 	@$(BIN)/python -m kvwise.checkpoint.bundled --quiet
-	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+	@$(BIN)/python benchmarks/startup.py
+	@$(BENCH) $(if $(BENCH_WORK),--work $(BENCH_WORK)) --weights 8-bit,4-bit $(BENCH_ARGS)
+
+# Everybody, each peer installed into an environment of its own under BENCH_WORK first: 25 GB and hours.
+bench-peers: $(DEV_READY) $(BUILT)
+	@$(BIN)/python -m kvwise.checkpoint.bundled --quiet
+	@$(BENCH) $(if $(BENCH_WORK),--work $(BENCH_WORK)) --peers all --install --figure docs/peers.svg $(BENCH_ARGS)
 
 selftest: $(RUN_READY)
 	@$(CMAKE) -S . -B build/selftest -G Ninja -DKVWISE_SELFTEST=ON --log-level=WARNING >/dev/null

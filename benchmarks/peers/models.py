@@ -321,7 +321,8 @@ def ensure(work: Path, model: str, file: str, exporter: Path | None = None) -> P
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     if kind == "ov":
-        _export_openvino(ensure(work, model, "hf"), path, detail, exporter)
+        group = 128 if shape_of(model).hidden % 128 == 0 else 64
+        _export_openvino(ensure(work, model, "hf"), path, detail, group, exporter)
         return path
     source = source_of(model)
     with _renamed_when_done(path) as partial:
@@ -333,17 +334,19 @@ def ensure(work: Path, model: str, file: str, exporter: Path | None = None) -> P
     return path
 
 
-def _export_openvino(folder: Path, path: Path, weights: str, exporter: Path | None) -> None:
+def _export_openvino(folder: Path, path: Path, weights: str, group: int, exporter: Path | None) -> None:
+    """optimum-cli's defaults for the kind of weights; `group` elements share a 4-bit scale (its default is 128)."""
     if exporter is None:
         raise ValueError(f"{path.name} needs optimum-cli")
     with _renamed_when_done(path) as partial:
         command = [str(exporter), "export", "openvino", "-m", str(folder), "--task", "text-generation-with-past"]
+        command += ["--weight-format", weights, *(["--group-size", str(group)] if weights == "int4" else [])]
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
         environment.pop("PYTHONPATH", None)
         log = path.with_name(path.name + ".log")
         with log.open("wb") as file:
             done = subprocess.run(
-                [*command, "--weight-format", weights, str(partial)],
+                [*command, str(partial)],
                 stdout=file,
                 stderr=file,
                 env=environment,

@@ -10,8 +10,10 @@ Every answer has "seconds", by this process's clock. Only the standard library: 
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -50,6 +52,7 @@ class Peer(Protocol):
 
 def serve(make_peer: Callable[[], Peer]) -> None:
     """Answer commands until the input ends. What an engine prints goes to stderr."""
+    _end_with_parent()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     peer = make_peer()
@@ -59,6 +62,13 @@ def serve(make_peer: Callable[[], Peer]) -> None:
         except Exception as error:  # the harness decides what a failure means
             answer = {"error": f"{type(error).__name__}: {error}"}
         answers.write(json.dumps(answer) + "\n")
+
+
+def _end_with_parent() -> None:
+    """A process that is stopped would not notice that nobody speaks to it any more."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 def _answer(peer: Peer, command: dict[str, Any]) -> dict[str, Any]:
