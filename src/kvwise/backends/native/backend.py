@@ -5,6 +5,7 @@ KVWISE_ISA (scalar, avx2, avx512, neon) chooses the kernels; the best that this 
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Mapping
 from types import ModuleType
@@ -28,14 +29,12 @@ ISA_VARIABLE: Final = "KVWISE_ISA"
 def native_module() -> ModuleType:
     """The extension. Raises BackendError where it is not built."""
     try:
-        from kvwise.backends.native import _native
+        return importlib.import_module("kvwise.backends.native._native")
     except ImportError as error:
         raise BackendError(
             f"the native kernels can't be loaded: {error}",
             action="build them with `make build`, or choose the reference backend",
         ) from None
-    module: ModuleType = _native
-    return module
 
 
 def chosen_isa() -> str:
@@ -106,7 +105,8 @@ def attention_scratch(program: Program, options: LoadOptions) -> AttentionScratc
         for op in program.ops
         if isinstance(op, Attention)
     ]
-    thread_bytes, shared_bytes = (align_up(max(column, default=0), layout.LINE) for column in zip(*sizes, strict=True))
+    thread_bytes = align_up(max((thread for thread, _ in sizes), default=0), layout.LINE)
+    shared_bytes = align_up(max((shared for _, shared in sizes), default=0), layout.LINE)
     return AttentionScratch(shared_bytes, thread_bytes)
 
 

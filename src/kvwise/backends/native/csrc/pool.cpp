@@ -1,7 +1,7 @@
 #include "pool.h"
 
+#include <pthread.h>
 #include <sched.h>
-#include <unistd.h>
 
 #include <chrono>
 
@@ -23,12 +23,22 @@ void pause() {
 #endif
 }
 
+// How often this process and its ancestors forked: a pool made under another count has no threads here.
+std::atomic<int> forks{0};
+
+void count_forks_from_now_on() {
+  static std::once_flag once;
+  std::call_once(once, [] { pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1); }); });
+}
+
 uint32_t epoch_of(uint64_t ticket) { return static_cast<uint32_t>(ticket >> 32); }
 int64_t item_of(uint64_t ticket) { return static_cast<int64_t>(ticket & 0xffffffffu); }
 
 }  // namespace
 
-ThreadPool::ThreadPool(int threads) : owner_pid_(static_cast<int>(getpid())) {
+ThreadPool::ThreadPool(int threads) : sleep_(std::make_unique<Sleep>()) {
+  count_forks_from_now_on();
+  forks_at_start_ = forks.load();
   try {
     for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
   } catch (...) {  // the system is out of threads: those that started must end before the members do
@@ -38,25 +48,29 @@ ThreadPool::ThreadPool(int threads) : owner_pid_(static_cast<int>(getpid())) {
 }
 
 ThreadPool::~ThreadPool() {
-  if (static_cast<int>(getpid()) == owner_pid_) {
+  if (!forked()) {
     stop();
-  } else {
-    for (auto& worker : workers_) worker.detach();  // a forked child: there is nothing to join
+    return;
   }
+  // Nothing to join; and destroying what the lost threads slept on would wait for them.
+  for (auto& worker : workers_) worker.detach();
+  static_cast<void>(sleep_.release());
 }
+
+bool ThreadPool::forked() const { return forks.load(std::memory_order_relaxed) != forks_at_start_; }
 
 void ThreadPool::stop() {
   {
-    std::lock_guard lock(mutex_);
+    std::lock_guard lock(sleep_->mutex);
     stop_.store(true);
   }
-  wake_.notify_all();
+  sleep_->wake.notify_all();
   for (auto& worker : workers_) worker.join();
 }
 
 void ThreadPool::run_job(int64_t count, Function function, void* context) {
   if (count <= 0) return;
-  if (workers_.empty() || count == 1) {
+  if (workers_.empty() || count == 1 || forked()) {
     for (int64_t item = 0; item < count; ++item) function(context, item, 0);
     return;
   }
@@ -69,8 +83,8 @@ void ThreadPool::run_job(int64_t count, Function function, void* context) {
   context_.store(context, std::memory_order_relaxed);
   ticket_.store(uint64_t{epoch} << 32, std::memory_order_seq_cst);
   if (sleepers_.load(std::memory_order_seq_cst) > 0) {
-    { std::lock_guard lock(mutex_); }  // a worker between its last look and its sleep has the lock
-    wake_.notify_all();
+    { std::lock_guard lock(sleep_->mutex); }  // a worker between its last look and its sleep has the lock
+    sleep_->wake.notify_all();
   }
   claim_items(epoch, 0);
   for (int looks = 0; done_.load(std::memory_order_acquire) < count; ++looks) {
@@ -108,9 +122,9 @@ bool ThreadPool::wait_for_job(uint32_t seen) {
     }
     if (stop_.load(std::memory_order_relaxed)) return false;
   } while (Clock::now() < spin_until);
-  std::unique_lock lock(mutex_);
+  std::unique_lock lock(sleep_->mutex);
   sleepers_.fetch_add(1, std::memory_order_seq_cst);
-  wake_.wait(lock, [&] { return is_new() || stop_.load(); });
+  sleep_->wake.wait(lock, [&] { return is_new() || stop_.load(); });
   sleepers_.fetch_sub(1, std::memory_order_seq_cst);
   return !stop_.load();
 }

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <type_traits>
@@ -41,6 +42,7 @@ class ThreadPool {
   void run_job(int64_t count, Function function, void* context);
   void work(int thread);
   void stop();
+  bool forked() const;
   void claim_items(uint32_t epoch, int thread);
   bool wait_for_job(uint32_t seen);
 
@@ -55,10 +57,13 @@ class ThreadPool {
 
   alignas(64) std::atomic<int> sleepers_{0};
   std::atomic<bool> stop_{false};
-  std::mutex mutex_;
-  std::condition_variable wake_;
+  struct Sleep {
+    std::mutex mutex;
+    std::condition_variable wake;
+  };
+  std::unique_ptr<Sleep> sleep_;
   std::vector<std::thread> workers_;
-  int owner_pid_ = 0;
+  int forks_at_start_ = 0;
 };
 
 }  // namespace kvw
