@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.fakes import KV, VOCAB, SumExecutor, expected_ids
 from kvwise.engine.engine import Engine
-from kvwise.errors import DoesNotFit, UsageError
+from kvwise.errors import BackendError, DoesNotFit, UsageError
+from kvwise.kvcache import check_integrity
+from kvwise.spec.batch import StepBatch
 from kvwise.spec.request import Request, SamplingParams
 from kvwise.spec.shape import StepLimits
 
@@ -187,3 +190,82 @@ def test_prompt_logits_are_complete_and_in_order_however_the_prompt_is_cut(promp
     list(engine.run())
     chosen = [int(row.argmax()) for row in engine.outputs["r"].prompt_logits]
     assert chosen == [sum(prompt[: i + 1]) % VOCAB for i in range(len(prompt))]
+
+
+def test_a_step_whose_logits_are_not_numbers_leaves_the_cache_as_it_was_for_every_request() -> None:
+    executor = SumExecutor(16)
+    engine = make_engine(16, executor=executor)
+    for name in ("a", "b", "c"):
+        engine.add_request(request(name, [1, 2, ord(name) % 5], 6))
+    engine.step()
+    healthy = executor.execute
+
+    def broken(batch: StepBatch) -> np.ndarray:
+        logits = healthy(batch)
+        logits[1] = np.nan
+        return logits
+
+    executor.execute = broken  # type: ignore[method-assign]
+    with pytest.raises(BackendError, match="not finite"):
+        engine.step()
+    check_integrity(engine.cache)
+    executor.execute = healthy  # type: ignore[method-assign]
+    list(engine.run())
+    for name in ("a", "b", "c"):
+        assert list(engine.outputs[name].ids) == expected_ids([1, 2, ord(name) % 5], 6)
+    assert engine.cache.stats().used_blocks == 0
+
+
+@pytest.mark.parametrize("call", range(6))
+def test_an_interrupt_while_a_step_is_committed_loses_no_token_and_no_block(call: int) -> None:
+    calls = 0
+
+    class Interrupting:
+        """Text for tokens; one call is interrupted, as by Ctrl-C."""
+
+        def push(self, token_id: int) -> str:
+            nonlocal calls
+            calls += 1
+            if calls == call + 1:
+                raise KeyboardInterrupt
+            return f"{token_id} "
+
+        def flush(self) -> str:
+            return ""
+
+    engine = Engine(
+        SumExecutor(16), KV, 16, StepLimits(24, 4, 4, 256), vocab=VOCAB, make_decoder=lambda _: Interrupting()
+    )
+    for name in ("a", "b"):
+        engine.add_request(request(name, [1, ord(name) % 5], 3))
+    with pytest.raises(KeyboardInterrupt):
+        list(engine.run())
+    check_integrity(engine.cache)
+    for name in ("a", "b"):
+        if name not in engine.outputs:
+            engine.abort(name)
+    assert engine.cache.stats().used_blocks == 0
+    assert not engine.has_work
+    engine.add_request(request("a", [1, 2], 3))
+    list(engine.run())
+    assert list(engine.outputs["a"].ids) == expected_ids([1, 2], 3)
+
+
+def test_a_request_that_bans_every_token_is_refused() -> None:
+    engine = make_engine()
+    every = frozenset(range(VOCAB))
+    with pytest.raises(UsageError, match="all 61 tokens stop"):
+        engine.add_request(request("r", [1], 4, min_tokens=2, stop_ids=every))
+    engine.add_request(request("r", [1], 4, stop_ids=every))
+    list(engine.run())
+    assert engine.outputs["r"].finish_reason == "stop"
+
+
+def test_an_id_is_free_again_once_its_request_ended() -> None:
+    engine = make_engine()
+    for _ in range(2):
+        engine.add_request(request("r", [1], 2))
+        list(engine.run())
+    engine.add_request(request("r", [1], 2))
+    engine.abort("r")
+    engine.add_request(request("r", [1], 2))

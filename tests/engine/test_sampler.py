@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 
 import numpy as np
@@ -74,3 +75,11 @@ def test_same_seed_and_index_give_the_same_number_and_others_do_not() -> None:
 def test_logits_that_are_not_numbers_are_an_error_not_a_token(bad: float) -> None:
     with pytest.raises(BackendError, match="not finite"):
         sample(np.array([0.0, bad, 1.0], np.float32), SamplingParams(), 0, 0)
+
+
+@given(LOGITS, st.sampled_from([5e-324, 1e-320, 1e-300, 1e-40]))
+def test_a_temperature_near_zero_is_greedy(logits: np.ndarray, temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, seed=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert logits[sample(logits, params, 1, 0)] == logits.max()

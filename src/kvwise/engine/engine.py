@@ -4,8 +4,8 @@ One step, as the pieces below carry it out:
   1. the policy plans the step's tokens and names whom to preempt; those give up their blocks and wait again;
   2. new requests are admitted with the cached prefix that the plan found;
   3. slots are reserved for every scheduled token, then the executor computes the batch;
-  4. each reservation is committed, a token is drawn for each request whose known tokens are all computed, and
-     requests that are finished give up their blocks. If the executor fails, every reservation is abandoned.
+  4. a token is drawn for each request whose known tokens are all computed, each reservation is committed, and
+     requests that are finished give up their blocks. If computing or drawing fails, every reservation is abandoned.
 A token that was just drawn has no K and V yet: the next step computes it. So a stop token never enters the cache.
 """
 
@@ -64,6 +64,7 @@ class Engine:
         self._prefix_cache, self._keep_kv, self._check_every_step = prefix_cache, keep_kv, check_every_step
         self._waiting: list[RequestState] = []
         self._running: dict[str, RequestState] = {}
+        self._ids_in_use: set[str] = set()  # of both
         self._num_added = 0
         self._num_steps = 0
 
@@ -84,10 +85,11 @@ class Engine:
             state.salt = f"{state.salt}\0{self._num_added}"
         self._num_added += 1
         self._waiting.append(state)
+        self._ids_in_use.add(request.request_id)
 
     def check_request(self, request: Request) -> None:
         """Raise what `add_request` would. Changes nothing."""
-        if any(state.request_id == request.request_id for state in (*self._waiting, *self._running.values())):
+        if request.request_id in self._ids_in_use:
             raise UsageError(f"request id {request.request_id!r} is in use", action="choose another")
         if not request.prompt_ids:
             raise UsageError("the prompt has no tokens", expected="at least 1")
@@ -96,6 +98,7 @@ class Engine:
             raise UsageError(f"token id {wrong} in the prompt", expected=f"0 to {self._vocab - 1}")
         if request.sampling.stop and self._make_decoder is None:
             raise UsageError("stop strings need a tokenizer", action="give stop_ids instead")
+        self._check_some_may_be_drawn(request)
         self._check_fits(request)
 
     def abort(self, request_id: str) -> RequestOutput:
@@ -131,12 +134,17 @@ class Engine:
         start_s = self._executor.now_s()
         try:
             logits = self._executor.execute(build_batch(chunks, self.cache))
+            now_s = self._executor.now_s()
+            drawn = self._draw(plan, reservations, logits)
         except BaseException:
             for reservation in reservations:
                 self.cache.abandon(reservation)
             raise
-        now_s = self._executor.now_s()
-        parts = self._commit(plan, reservations, logits, now_s)
+        try:
+            parts = self._commit(plan, reservations, logits, drawn, now_s)
+        except BaseException:
+            self._compute_anew(reservations)
+            raise
         if self._check_every_step:
             check_integrity(self.cache)
         self._num_steps += 1
@@ -188,26 +196,59 @@ class Engine:
             raise
         return reservations
 
+    def _draw(
+        self, plan: StepPlan, reservations: list[Reservation], logits: NDArray[np.float32]
+    ) -> list[int | None]:
+        """A token for each request whose known tokens are all computed, else None. Changes nothing."""
+        drawn: list[int | None] = []
+        end = 0
+        for entry, reservation in zip(plan.scheduled, reservations, strict=True):
+            state = self._running[entry.request_id]
+            end += entry.num_logits_rows
+            if reservation.stop < len(state.token_ids):
+                drawn.append(None)
+                continue
+            banned = state.banned_ids(self._stop_ids)
+            row = logits[end - 1, : self._vocab]
+            drawn.append(sample(row, state.request.sampling, state.seed, state.num_output_tokens, banned))
+        return drawn
+
     def _commit(
-        self, plan: StepPlan, reservations: list[Reservation], logits: NDArray[np.float32], now_s: float
+        self,
+        plan: StepPlan,
+        reservations: list[Reservation],
+        logits: NDArray[np.float32],
+        drawn: list[int | None],
+        now_s: float,
     ) -> tuple[StepPart, ...]:
         parts: list[StepPart] = []
         row = 0
-        for entry, reservation in zip(plan.scheduled, reservations, strict=True):
+        for entry, reservation, token_id in zip(plan.scheduled, reservations, drawn, strict=True):
             state = self._running[entry.request_id]
             self.cache.commit(reservation)
             state.num_computed_tokens = reservation.stop
             rows = logits[row : row + entry.num_logits_rows]
             row += entry.num_logits_rows
-            parts.append(self._advance(state, entry, reservation, rows, now_s))
+            parts.append(self._advance(state, entry, reservation, rows, token_id, now_s))
             if state.finish_reason is not None:
-                del self._running[state.request_id]
-                self.cache.release(state.request_id)
-                self._finish(state)
+                self._end(state)
             elif not self._keep_kv and parts[-1].token_id is not None:
                 state.salt += "\0"  # no later step finds what this one computed
                 self._wait_again(state)
         return tuple(parts)
+
+    def _compute_anew(self, reservations: list[Reservation]) -> None:
+        """After a commit that was interrupted half-way: the step's requests keep their tokens and wait again."""
+        for reservation in reservations:
+            state = self._running.get(reservation.request_id)
+            if state is None:
+                continue
+            if self.cache.requests[state.request_id].reservation is reservation:
+                self.cache.abandon(reservation)
+            if state.finish_reason is None:
+                self._wait_again(state)
+            else:
+                self._end(state)
 
     def _advance(
         self,
@@ -215,22 +256,14 @@ class Engine:
         entry: ScheduledRequest,
         reservation: Reservation,
         rows: NDArray[np.float32],
+        token_id: int | None,
         now_s: float,
     ) -> StepPart:
-        """Collect prompt logits; draw a token if everything known is computed now."""
+        """Collect prompt logits; take the token that was drawn, if any."""
         # Rows come in order; a request computed anew after its prompt was complete brings none again.
         if state.wants_prompt_logits and reservation.start == len(state.prompt_logits) < state.num_prompt_tokens:
             state.prompt_logits.extend(rows[: state.num_prompt_tokens - reservation.start].copy())
-        token_id, text = None, ""
-        if state.num_computed_tokens == len(state.token_ids):
-            token_id = sample(
-                rows[-1, : self._vocab],
-                state.request.sampling,
-                state.seed,
-                state.num_output_tokens,
-                state.banned_ids(self._stop_ids),
-            )
-            text = state.append(token_id, now_s, self._stop_ids)
+        text = "" if token_id is None else state.append(token_id, now_s, self._stop_ids)
         return StepPart(
             request_id=state.request_id,
             is_prefill=entry.kind == "prefill",
@@ -242,9 +275,26 @@ class Engine:
             finish_reason=state.finish_reason,
         )
 
+    def _end(self, state: RequestState) -> None:
+        del self._running[state.request_id]
+        self.cache.release(state.request_id)
+        self._finish(state)
+
     def _finish(self, state: RequestState) -> RequestOutput:
+        self._ids_in_use.discard(state.request_id)
         output = self.outputs[state.request_id] = RequestOutput.of(state)
         return output
+
+    def _check_some_may_be_drawn(self, request: Request) -> None:
+        """Until there are min_tokens, no stop token may be drawn; some other must be there."""
+        sampling = request.sampling
+        if not sampling.min_tokens:
+            return
+        banned = sampling.stop_ids if sampling.ignore_eos else sampling.stop_ids | self._stop_ids
+        if sum(0 <= i < self._vocab for i in banned) >= self._vocab:
+            raise UsageError(
+                f"min_tokens is {sampling.min_tokens}, but all {self._vocab} tokens stop", action="lower min_tokens"
+            )
 
     def _check_fits(self, request: Request) -> None:
         """The last output token never enters the cache, so N_in + N_out - 1 tokens are held at most."""

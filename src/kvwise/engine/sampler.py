@@ -54,8 +54,10 @@ def _candidates(logits: NDArray[np.float32], params: SamplingParams) -> tuple[ND
     ids = np.arange(logits.size)
     if 0 < params.top_k < logits.size:
         ids = _top_ids(logits, params.top_k)
-    scaled = logits[ids].astype(np.float64) / params.temperature
-    weights = np.exp(scaled - scaled.max())
+    below_best = logits[ids].astype(np.float64)
+    below_best -= below_best.max()  # before the division: a temperature near 0 then gives -inf at worst, never NaN
+    with np.errstate(over="ignore"):
+        weights = np.exp(below_best / params.temperature)
     weights /= weights.sum()
     if params.top_p < 1.0:
         # Tokens this rare sum to less than 1 - top_p together: they lie outside the nucleus, so they need no sorting.
