@@ -72,7 +72,7 @@ def test_chunks(case: Case, size: int) -> None:
     np.testing.assert_array_equal(logits_in_chunks(case.model, case.token_ids, case.table, size), case.logits)
 
 
-@pytest.mark.parametrize("threads", [2, 3])
+@pytest.mark.parametrize("threads", [2, 3, 8])
 def test_threads(case: Case, threads: int) -> None:
     model = case.loaded(threads)
     np.testing.assert_array_equal(logits_in_chunks(model, case.token_ids, case.table, LENGTH), case.logits)

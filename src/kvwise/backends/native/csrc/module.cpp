@@ -61,6 +61,7 @@ Activation activation_named(const std::string& name) { return named(kActivations
 
 NB_MODULE(_native, m) {
   using namespace kvw;
+  nb::set_leak_warnings(false);  // a program that ends with a model still loaded is no news to its user
   nb::exception<NativeError>(m, "NativeError", PyExc_RuntimeError);
   m.def("isas", &usable_isas, "Instruction sets that this build has kernels for and this machine runs, best first.");
   m.def(
