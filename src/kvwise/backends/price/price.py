@@ -1,7 +1,10 @@
 """Seconds of a step before it runs: each op is bound by the bytes it moves or by its arithmetic, plus fixed costs.
 
     matmul      max(weight bytes / bandwidth[weight type](working set), FLOPs / flops[weight type]) + op_seconds
-    attention   max(KV bytes / attention bandwidth, FLOPs / attention arithmetic) + op_seconds
+    experts     likewise, with the bytes that are expected to be read
+    attention   max(KV bytes / attention bandwidth, FLOPs / attention arithmetic) + op_seconds; a latent's projections
+                and an index are counted with it
+    recurrence  max(state bytes / elementwise bandwidth, FLOPs / attention arithmetic) + op_seconds
     the rest    activation bytes / elementwise bandwidth + op_seconds
 
 The working set of a step is all it reads: weights and KV. Roofline: Williams et al., CACM 52(4), 2009.
@@ -15,6 +18,7 @@ from dataclasses import dataclass
 from kvwise.hardware.profile import DeviceProfile
 from kvwise.program.cost import OpCost, cost_of
 from kvwise.program.ir import Attention, MatMul, Op, Program
+from kvwise.program.special import BorrowedAttention, DeltaRule, Experts, Index, LatentAttention, StateSpace
 from kvwise.spec.dtypes import TensorType
 from kvwise.spec.kv import KVCacheSpec
 from kvwise.spec.shape import StepShape
@@ -58,12 +62,17 @@ class Pricer:
     def _price_op(self, op: Op, cost: OpCost, working_set: int) -> OpPrice:
         profile = self.profile
         arithmetic_s = 0.0
-        if isinstance(op, MatMul):
-            figures = profile.matmul(self.types[op.weight].name)
+        if isinstance(op, (MatMul, Experts)):
+            weight = op.weight if isinstance(op, MatMul) else op.up
+            figures = profile.matmul(self.types[weight].name)
             memory_s = cost.weight_bytes / figures.bandwidth(working_set)
             arithmetic_s = cost.flops / figures.flops
-        elif isinstance(op, Attention):
-            memory_s = (cost.kv_read_bytes + cost.kv_write_bytes) / profile.figure("attention_bandwidth")
+        elif isinstance(op, (Attention, BorrowedAttention, LatentAttention, Index)):
+            moved = cost.kv_read_bytes + cost.kv_write_bytes + cost.weight_bytes
+            memory_s = moved / profile.figure("attention_bandwidth")
+            arithmetic_s = cost.flops / profile.figure("attention_flops")
+        elif isinstance(op, (DeltaRule, StateSpace)):
+            memory_s = (cost.state_bytes + cost.activation_bytes) / profile.figure("elementwise_bandwidth")
             arithmetic_s = cost.flops / profile.figure("attention_flops")
         else:
             memory_s = (cost.activation_bytes + cost.weight_bytes) / profile.figure("elementwise_bandwidth")

@@ -16,7 +16,6 @@ from kvwise.spec.families.reading import (
     num_kv_heads_of,
     refuse,
     source_dtype_of,
-    tied_of,
 )
 from kvwise.spec.fields import Fields
 from kvwise.spec.model import (
@@ -37,6 +36,7 @@ _OLD_NAMES: Final = {"mamba": "linear_attention", "attention": "full_attention"}
 def read(fields: Fields, top: Fields, model_type: str) -> ModelSpec:
     hidden = fields.integer("hidden_size")
     refuse(fields, "sliding_window", "null: windows are not known in this family")
+    refuse(fields, "tie_word_embeddings", "false: this family's head is always its own", False)
     kinds = _kinds(fields)
     layer = {
         "linear_attention": lambda: LayerSpec(_mamba(fields), None),
@@ -52,7 +52,7 @@ def read(fields: Fields, top: Fields, model_type: str) -> ModelSpec:
         max_positions=fields.integer("max_position_embeddings", 4096),
         layers=tuple(built[kind] for kind in kinds),
         norm=NormSpec(fields.number("layer_norm_epsilon", 1e-5)),
-        tied_embeddings=tied_of(fields, top, False),
+        tied_embeddings=False,
         source_dtype=source_dtype_of(fields, top),
         notes=notes_of(fields, top),
     )

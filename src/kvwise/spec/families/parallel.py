@@ -119,6 +119,8 @@ def _falcon_kv_heads(fields: Fields, heads: int, new: bool) -> int:
 
 def _falcon_residual(fields: Fields, new: bool) -> Residual:
     """Two norms side by side are the new architecture's; the old one with parallel_attn has one."""
+    if not new:
+        refuse(fields, "num_ln_in_parallel_attn", "1 or null: two norms are the new architecture's", 1)
     norms = fields.integer("num_ln_in_parallel_attn", 2 if new else 1, high=2)
     if new or fields.flag("parallel_attn", True):
         return Residual.PARALLEL if norms == 2 else Residual.PARALLEL_ONE_NORM
