@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import re
 from dataclasses import replace
 
@@ -139,7 +140,8 @@ def test_a_pool_never_grows_beyond_what_was_asked_for() -> None:
 
 def test_measured_rows_show_touched_pages_and_the_residual_is_the_rest() -> None:
     plan = make_plan(64 * GiB, runtime=10 * MiB)
-    pool = np.zeros(plan.needs.kv_pool_bytes, np.uint8)  # calloc: mapped, untouched
+    # Mapped and untouched. Not np.zeros: a heap with room left by earlier tests would hand out cleared, touched pages.
+    pool = np.frombuffer(mmap.mmap(-1, plan.needs.kv_pool_bytes), np.uint8)
     logits = np.ones(plan.needs.logits_bytes, np.uint8)
     buffers = (Buffer("kv_pool", pool.ctypes.data, pool.nbytes), Buffer("logits", logits.ctypes.data, logits.nbytes))
     rows = {row.name: row for row in measure_plan(plan, buffers, Reading(100 * MiB, "given"))}
