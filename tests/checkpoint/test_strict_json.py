@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvwise.checkpoint.strict_json import MAX_JSON_BYTES, parse_json_object
+from kvwise.checkpoint.mapped_file import MappedFile
+from kvwise.checkpoint.strict_json import (
+    MAX_INDEX_BYTES,
+    MAX_INDEX_ENTRIES,
+    MAX_JSON_BYTES,
+    parse_json_object,
+    read_json_index,
+)
 from kvwise.errors import CheckpointError
 
 REFUSED = {
@@ -72,3 +80,51 @@ def test_written_values_come_back_unless_one_is_no_number(values: dict[str, floa
     else:
         with pytest.raises(CheckpointError, match="no JSON number"):
             parse_json_object(raw, "x")
+
+
+# An index
+
+
+def index_text(entries: int, value: str = '"model-00001-of-00061.safetensors"') -> bytes:
+    name = "model.layers.{}.mlp.experts.{}.down_proj.weight_scale_inv"
+    listed = ",".join(f'"{name.format(i % 61, i)}":{value}' for i in range(entries))
+    return f'{{"metadata":{{"total_size":1}},"weight_map":{{{listed}}}}}'.encode()
+
+
+def read_index(folder: Path, raw: bytes) -> dict[str, object]:
+    path = folder / "model.safetensors.index.json"
+    path.write_bytes(raw)
+    with MappedFile(path) as file:
+        return read_json_index(file)
+
+
+def test_an_index_may_be_as_long_as_that_of_a_large_mixture(tmp_path: Path) -> None:
+    raw = index_text(92_000)  # DeepSeek V3's has 91,991 tensors
+    assert len(raw) > 2 * MAX_JSON_BYTES
+    weight_map = read_index(tmp_path, raw)["weight_map"]
+    assert isinstance(weight_map, dict)
+    assert len(weight_map) == 92_000
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"weight_map":{' + b",".join(b'"%x":0' % i for i in range(MAX_INDEX_ENTRIES + 9)) + b"}}" + b" " * 2**22,
+        b'{"weight_map":{"a":' + b"[" * 2**22,
+        b'{"weight_map":{' + b",".join(b'"%x":{}' % i for i in range(400_000)) + b"}}",
+        b'{"weight_map":{"a":' + b"9" * 4200 + b"}}" + b" " * 2**22,
+        b'{"weight_map":{"a":' + b"1." + b"1" * 4200 + b"}}" + b" " * 2**22,
+    ],
+    ids=["too many entries", "a depth bomb", "objects", "a long integer", "a long fraction"],
+)
+def test_a_long_text_that_is_no_index_is_refused_before_it_is_parsed(raw: bytes, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="is no index"):
+        read_index(tmp_path, raw)
+
+
+def test_an_index_beyond_the_limit_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors.index.json"
+    with path.open("wb") as sparse:
+        sparse.truncate(MAX_INDEX_BYTES + 1)
+    with MappedFile(path) as file, pytest.raises(CheckpointError, match="at most"):
+        read_json_index(file)

@@ -6,8 +6,8 @@ Knows which files belong together; leaves their contents to the readers.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +16,7 @@ from kvwise.checkpoint.folder import gguf_in_folder, model_file, refuse_pickle
 from kvwise.checkpoint.gguf import GGUF_MAGIC, GgufContents, read_gguf
 from kvwise.checkpoint.mapped_file import MappedFile
 from kvwise.checkpoint.safetensors import INDEX_FILE, read_safetensors, read_safetensors_folder
+from kvwise.checkpoint.stored import FileTensor
 from kvwise.checkpoint.strict_json import read_json_object
 from kvwise.errors import CheckpointError
 from kvwise.spec.gguf_config import spec_from_gguf
@@ -57,6 +58,20 @@ def read_config(path: str | Path) -> dict[str, object]:
         path = found
     with MappedFile(path) as file:
         return read_json_object(file)
+
+
+@contextmanager
+def open_tensors(path: str | Path) -> Iterator[tuple[FileTensor, ...]]:
+    """All tensors of a safetensors folder, index or file by the names the file has, whatever they are: for counting.
+
+    Reads headers only. Raises CheckpointError as open_checkpoint does.
+    """
+    path = Path(path)
+    with ExitStack() as files:
+        if path.is_dir() or path.name == INDEX_FILE:
+            yield read_safetensors_folder(path if path.is_dir() else path.parent, files)
+        else:
+            yield read_safetensors(files.enter_context(MappedFile(path)))
 
 
 def _no_check(_: ModelSpec) -> None:

@@ -15,7 +15,7 @@ from typing import Final
 from kvwise.checkpoint.folder import PICKLE_SUFFIXES, model_file, names_with_suffix, refuse_pickle
 from kvwise.checkpoint.mapped_file import MappedFile
 from kvwise.checkpoint.stored import FileTensor
-from kvwise.checkpoint.strict_json import MAX_JSON_BYTES, parse_json_object, read_json_object
+from kvwise.checkpoint.strict_json import MAX_JSON_BYTES, parse_json_object, read_json_index
 from kvwise.errors import CheckpointError
 from kvwise.spec.dtypes import TENSOR_TYPES
 from kvwise.spec.fields import shown
@@ -31,7 +31,8 @@ _DTYPES: Final = {
     "F32": (32, "f32"), "F16": (16, "f16"), "BF16": (16, "bf16"),
     "F64": (64, None), "C64": (64, None), "I64": (64, None), "U64": (64, None), "I32": (32, None),
     "U32": (32, None), "I16": (16, None), "U16": (16, None), "I8": (8, None), "U8": (8, None), "BOOL": (8, None),
-    "F8_E4M3": (8, None), "F8_E5M2": (8, None), "F8_E8M0": (8, None), "F4": (4, None),
+    "F8_E4M3": (8, None), "F8_E5M2": (8, None), "F8_E8M0": (8, None), "F8_E4M3FNUZ": (8, None),
+    "F8_E5M2FNUZ": (8, None), "F6_E2M3": (6, None), "F6_E3M2": (6, None), "F4": (4, None),
 }  # fmt: skip
 
 
@@ -68,7 +69,7 @@ def read_safetensors_folder(folder: Path, files: ExitStack) -> tuple[FileTensor,
     if index_path is None:
         return read_safetensors(files.enter_context(MappedFile(_single_file(folder))))
     with MappedFile(index_path) as index_file:
-        index = read_json_object(index_file)
+        index = read_json_index(index_file)
     weight_map = _weight_map(index, index_path)
     shard_paths = _shard_paths(folder, weight_map)
     tensors: dict[str, FileTensor] = {}
@@ -89,7 +90,7 @@ def missing_weight_files(folder: Path) -> list[str]:
     if index_path is None:
         return [] if names_with_suffix(folder, ".safetensors") else [SINGLE_FILE]
     with MappedFile(index_path) as index_file:
-        shards = set(_weight_map(read_json_object(index_file), index_path).values())
+        shards = set(_weight_map(read_json_index(index_file), index_path).values())
     return sorted(name for name in shards if model_file(folder, name) is None)
 
 
