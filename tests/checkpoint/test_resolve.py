@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from checkpoint.writers import llama_config, llama_gguf, write_sharded, write_si
 from kvwise.checkpoint import bundled, open_checkpoint
 from kvwise.checkpoint.hub_cache import HubReference, hub_cache_dir
 from kvwise.checkpoint.resolve import list_local_models, resolve_model
-from kvwise.errors import CheckpointError, ModelNotFound
+from kvwise.errors import CheckpointError, ModelNotFound, UsageError
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -47,6 +49,8 @@ class Hub:
         self.result = result
         monkeypatch.setattr("huggingface_hub.snapshot_download", self._answer)
         monkeypatch.setattr("huggingface_hub.hf_hub_download", self._answer)
+        monkeypatch.setattr("huggingface_hub.model_info", lambda *_, **limits: self.limits.append(limits))
+        self.limits: list[dict[str, Any]] = []
 
     def _answer(self, *args: Any, **kwargs: Any) -> str:
         self.calls.append((args, kwargs))
@@ -277,3 +281,47 @@ def test_the_bundled_model_is_listed_by_its_name(bundled_model: Path, monkeypatc
     monkeypatch.setattr(bundled, "bundled_path", lambda: bundled_model)
     (model,) = list_local_models()
     assert (model.name, model.path, model.nbytes) == (bundled.BUNDLED_NAME, bundled_model, bundled.FILE_BYTES)
+
+
+def test_a_hub_that_never_answers_is_given_up_on(online: pytest.MonkeyPatch, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setattr("kvwise.checkpoint.resolve._HUB_TIMEOUT_S", 0.2)
+        with pytest.raises(ModelNotFound, match="the hub did not give it"):
+            resolve_model("org/name")
+
+
+@pytest.mark.parametrize("name", [None, 5, b"model", ["a"], 1.5])
+def test_what_is_no_name_is_refused(name: Any) -> None:
+    with pytest.raises(UsageError, match="the model is"):
+        resolve_model(name)
+
+
+@pytest.mark.parametrize("name", ["org/name.gguf", "name.gguf"])
+@pytest.mark.parametrize("target", ["missing.gguf", None])
+def test_a_link_that_leads_nowhere_is_not_taken_for_a_name_on_the_hub(
+    online: pytest.MonkeyPatch, name: str, target: str | None
+) -> None:
+    link = Path(name)
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(target or link.name)
+    with pytest.raises(CheckpointError, match="link that leads nowhere"):
+        resolve_model(name)
+
+
+def test_a_path_that_may_not_be_looked_at_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(path: Path, **_: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "lstat", denied)  # root, as in CI, may look anywhere
+    with pytest.raises(CheckpointError, match="can't be reached: Permission denied"):
+        resolve_model(str(tmp_path / "locked" / "m.gguf"))
+
+
+@pytest.mark.parametrize("variable", ["KVWISE_CACHE", "HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"])
+def test_a_home_that_does_not_exist_is_one_clear_error(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("KVWISE_CACHE", "HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, "~no-such-user-here/cache")
+    with pytest.raises(UsageError, match="there is no home folder for ~no-such-user-here/cache; set "):
+        list_local_models()

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Final
 
+from kvwise.checkpoint.folder import in_home
 from kvwise.errors import CheckpointError, KvwiseError, ModelNotFound
 
 BUNDLED_NAME: Final = "smollm2-135m-instruct"
@@ -38,9 +39,8 @@ Progress = Callable[[str], None]
 def cache_dir() -> Path:
     """Where fetched files are kept: $KVWISE_CACHE, else $XDG_CACHE_HOME/kvwise, else ~/.cache/kvwise."""
     if own := os.environ.get("KVWISE_CACHE"):
-        return Path(own).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "kvwise"
+        return in_home(own, "KVWISE_CACHE")
+    return in_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "KVWISE_CACHE") / "kvwise"
 
 
 def bundled_path() -> Path | None:

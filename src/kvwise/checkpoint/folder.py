@@ -9,11 +9,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from kvwise.errors import CheckpointError
+from kvwise.errors import CheckpointError, UsageError
 from kvwise.spec.fields import shown
 
 PICKLE_SUFFIXES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _SIDECAR_PREFIXES: Final = ("mmproj", "mtp-")  # GGUF files that accompany a model
+
+
+def in_home(path: str, variable: str) -> Path:
+    """`path` with a leading ~ replaced. Raises UsageError where there is no such home, naming the variable to set."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise UsageError(
+            f"there is no home folder for {path}", action=f"set {variable} to a folder that can be written"
+        ) from None
 
 
 def model_file(folder: Path, name: str) -> Path | None:

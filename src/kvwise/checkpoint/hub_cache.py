@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
+from kvwise.checkpoint.folder import in_home
+
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _NAME: Final = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?"
 _REFERENCE: Final = re.compile(
@@ -42,11 +44,10 @@ class HubReference:
 def hub_cache_dir() -> Path:
     """$HF_HUB_CACHE, else $HF_HOME/hub, else $XDG_CACHE_HOME/huggingface/hub, else ~/.cache/huggingface/hub."""
     if own := os.environ.get("HF_HUB_CACHE"):
-        return Path(own).expanduser()
+        return in_home(own, "HF_HUB_CACHE")
     if home := os.environ.get("HF_HOME"):
-        return Path(home).expanduser() / "hub"
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base).expanduser() if base else Path.home() / ".cache") / "huggingface" / "hub"
+        return in_home(home, "HF_HOME") / "hub"
+    return in_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "HF_HOME") / "huggingface" / "hub"
 
 
 def is_offline() -> bool:

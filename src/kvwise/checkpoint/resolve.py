@@ -6,6 +6,8 @@ huggingface_hub only, which is imported when it is needed, and never for files t
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +22,7 @@ from kvwise.checkpoint.hub_cache import (
     is_offline,
 )
 from kvwise.checkpoint.safetensors import missing_weight_files
-from kvwise.errors import CheckpointError, ModelNotFound
+from kvwise.errors import CheckpointError, ModelNotFound, UsageError
 from kvwise.spec.fields import shown
 
 _CONFIG: Final = "config.json"
@@ -29,6 +31,7 @@ _TEXT_PATTERNS: Final = [
     "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja",
     "chat_template.json",
 ]  # fmt: skip
+_HUB_TIMEOUT_S: Final = 10.0  # as huggingface_hub waits for a file's header
 _WEIGHT_PATTERNS: Final = ["model*.safetensors", "model.safetensors.index.json"]
 
 
@@ -43,7 +46,7 @@ class LocalModel:
 
 
 def resolve_model(
-    name: str,
+    name: str | Path,
     *,
     allow_download: bool = True,
     weights: bool = True,
@@ -53,8 +56,12 @@ def resolve_model(
 
     Tried in this order: a path, the bundled model's name, the hub's cache, the hub (unless HF_HUB_OFFLINE is set or
     `allow_download` is False). May download; `progress` is told what, as a phrase for people.
-    Raises ModelNotFound, which says where it looked, and CheckpointError for a folder that holds several models.
+    Raises ModelNotFound, which says where it looked, CheckpointError for a folder that holds several models or a path
+    that can't be followed, and UsageError for what is no name at all.
     """
+    if not isinstance(name, (str, Path)):
+        raise UsageError(f"the model is {shown(name)}", expected="a path or a name")
+    name = str(name)
     from kvwise.checkpoint.bundled import BUNDLED_NAME, bundled_path, fetch_bundled
 
     path = _existing_path(name)
@@ -92,19 +99,40 @@ def list_local_models() -> list[LocalModel]:
     bundled = bundled_path()
     models = [LocalModel(BUNDLED_NAME, bundled, "bundled", bundled.stat().st_size)] if bundled else []
     own = cache_dir() / "models"
-    others = [own / name for name in names_with_suffix(own, ".gguf")] if own.is_dir() else []
-    models += [LocalModel(str(p), p, "kvwise's cache", p.stat().st_size) for p in others if p != bundled]
+    others = [own / name for name in names_with_suffix(own, ".gguf")] if os.path.isdir(own) else []
+    models += [LocalModel(str(p), p, "kvwise's cache", p.stat().st_size) for p in others if p != bundled and p.exists()]
     for repo in cached_repositories():
         models.extend(_models_of_repository(repo))
     return models
 
 
 def _existing_path(name: str) -> Path | None:
+    """The path that `name` is, if there is one. Raises CheckpointError for one that is there and can't be followed."""
     try:
         path = Path(name).expanduser()
-        return path if name and path.exists() else None
-    except (OSError, ValueError, RuntimeError):  # too long, a null byte, an unknown user
+        if not name or not os.path.lexists(path):
+            _check_reachable(path)
+            return None
+        path.stat()
+        return path
+    except (ValueError, RuntimeError):  # a null byte, an unknown user
         return None
+    except OSError as problem:
+        if problem.errno == errno.ENAMETOOLONG:
+            return None
+        if problem.errno in (errno.ENOENT, errno.ELOOP):
+            raise CheckpointError(f"{path} is a link that leads nowhere", action="mend it, or give the file") from None
+        raise CheckpointError(f"{path} can't be reached: {problem.strerror}") from None
+
+
+def _check_reachable(path: Path) -> None:
+    """Raise PermissionError where a folder may not be looked into, which otherwise reads as 'no such file'."""
+    try:
+        path.lstat()
+    except PermissionError:
+        raise
+    except OSError:
+        return
 
 
 def _model_in(folder: Path) -> Path:
@@ -125,13 +153,15 @@ def _cached_model(reference: HubReference, weights: bool) -> Path | None:
 
 
 def _download(reference: HubReference, weights: bool) -> Path:
-    from huggingface_hub import hf_hub_download, snapshot_download
+    from huggingface_hub import hf_hub_download, model_info, snapshot_download
 
     repo, revision, cache = reference.repo, reference.revision, hub_cache_dir()
     patterns = _TEXT_PATTERNS + (_WEIGHT_PATTERNS if weights else [])
     try:
         if reference.file is not None:
             return Path(hf_hub_download(repo, reference.file, revision=revision, cache_dir=cache))
+        # snapshot_download asks the same without a limit: a hub that accepts and never answers would hold us for ever.
+        model_info(repo, revision=revision, timeout=_HUB_TIMEOUT_S)
         folder = Path(snapshot_download(repo, revision=revision, cache_dir=cache, allow_patterns=patterns))
     except Exception as problem:  # the library's own errors, and those of three network libraries below it
         reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0][:200]
