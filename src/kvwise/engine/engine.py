@@ -14,19 +14,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from kvwise.engine.admission import Room, check_fits, check_prompt_ids, check_some_may_be_drawn
 from kvwise.engine.batch import Chunk, build_batch
 from kvwise.engine.executor import Executor
 from kvwise.engine.report import StepPart, StepReport
 from kvwise.engine.sampler import sample
 from kvwise.engine.state import MakeDecoder, RequestOutput, RequestState
-from kvwise.errors import DoesNotFit, UsageError
+from kvwise.errors import UsageError
 from kvwise.kvcache import KVCache, Reservation, check_integrity
 from kvwise.scheduler.fcfs import plan_step
 from kvwise.scheduler.step_plan import ScheduledRequest, StepPlan, check_limits
 from kvwise.spec.kv import KVCacheSpec
 from kvwise.spec.request import Request
 from kvwise.spec.shape import StepLimits, StepShape
-from kvwise.units import format_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,9 +48,11 @@ class Engine:
         make_decoder: MakeDecoder | None = None,
         prefix_cache: bool = True,
         keep_kv: bool = True,
+        max_positions: int | None = None,
         check_every_step: bool = False,
     ) -> None:
         """`stop_ids` is the model's own set. `vocab`: ids below it have a meaning; a padded head has more rows.
+        `max_positions`: the model's, so that no refusal advises a context beyond it.
 
         Without `keep_kv` every token's step computes all positions anew, which shows what the cache is worth.
         `check_every_step` proves the cache's invariants after each step.
@@ -59,7 +61,9 @@ class Engine:
         self.cache = KVCache(num_blocks, kv.block_tokens)
         self.limits = limits
         self.outputs: dict[str, RequestOutput] = {}
-        self._executor, self._kv, self._vocab = executor, kv, vocab
+        self._executor, self._vocab = executor, vocab
+        capacity = min(limits.max_context, num_blocks * kv.block_tokens)
+        self._room = Room(capacity, kv.bytes_per_token, max_positions)
         self._stop_ids, self._make_decoder = stop_ids, make_decoder
         self._prefix_cache, self._keep_kv, self._check_every_step = prefix_cache, keep_kv, check_every_step
         self._waiting: list[RequestState] = []
@@ -91,15 +95,11 @@ class Engine:
         """Raise what `add_request` would. Changes nothing."""
         if request.request_id in self._ids_in_use:
             raise UsageError(f"request id {request.request_id!r} is in use", action="choose another")
-        if not request.prompt_ids:
-            raise UsageError("the prompt has no tokens", expected="at least 1")
-        wrong = next((i for i in request.prompt_ids if not 0 <= i < self._vocab), None)
-        if wrong is not None:
-            raise UsageError(f"token id {wrong} in the prompt", expected=f"0 to {self._vocab - 1}")
+        check_prompt_ids(request, self._vocab)
         if request.sampling.stop and self._make_decoder is None:
             raise UsageError("stop strings need a tokenizer", action="give stop_ids instead")
-        self._check_some_may_be_drawn(request)
-        self._check_fits(request)
+        check_some_may_be_drawn(request, self._vocab, self._stop_ids)
+        check_fits(len(request.prompt_ids), request.sampling.max_tokens, self._room)
 
     def abort(self, request_id: str) -> RequestOutput:
         """End a request now and give up its blocks. Raises UsageError for one that is not here."""
@@ -196,9 +196,7 @@ class Engine:
             raise
         return reservations
 
-    def _draw(
-        self, plan: StepPlan, reservations: list[Reservation], logits: NDArray[np.float32]
-    ) -> list[int | None]:
+    def _draw(self, plan: StepPlan, reservations: list[Reservation], logits: NDArray[np.float32]) -> list[int | None]:
         """A token for each request whose known tokens are all computed, else None. Changes nothing."""
         drawn: list[int | None] = []
         end = 0
@@ -284,31 +282,3 @@ class Engine:
         self._ids_in_use.discard(state.request_id)
         output = self.outputs[state.request_id] = RequestOutput.of(state)
         return output
-
-    def _check_some_may_be_drawn(self, request: Request) -> None:
-        """Until there are min_tokens, no stop token may be drawn; some other must be there."""
-        sampling = request.sampling
-        if not sampling.min_tokens:
-            return
-        banned = sampling.stop_ids if sampling.ignore_eos else sampling.stop_ids | self._stop_ids
-        if sum(0 <= i < self._vocab for i in banned) >= self._vocab:
-            raise UsageError(
-                f"min_tokens is {sampling.min_tokens}, but all {self._vocab} tokens stop", action="lower min_tokens"
-            )
-
-    def _check_fits(self, request: Request) -> None:
-        """The last output token never enters the cache, so N_in + N_out - 1 tokens are held at most."""
-        prompt, output = len(request.prompt_ids), request.sampling.max_tokens
-        held = prompt + output - 1
-        capacity = min(self.limits.max_context, self.cache.num_blocks * self._kv.block_tokens)
-        if held <= capacity:
-            return
-        shorter = capacity - prompt + 1
-        fixes = [f"max_tokens of at most {shorter}"] if shorter >= 1 else []
-        fixes += [f"a prompt of at most {capacity - output + 1} tokens"] if output <= capacity else []
-        fixes += [f"a context of {held} tokens ({format_bytes(held * self._kv.bytes_per_token)} of KV)"]
-        raise DoesNotFit(
-            f"the request can hold {prompt} + {output} - 1 = {held} tokens in the cache, which has room for {capacity}"
-            f" ({format_bytes(capacity * self._kv.bytes_per_token)})",
-            action=f"what would fit: {'; or '.join(fixes)}",
-        )

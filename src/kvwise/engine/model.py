@@ -8,7 +8,8 @@ open_model ─▶ OpenedModel: files open, program lowered, every size known, no
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from kvwise.backends.price.price import Pricer
 from kvwise.backends.protocol import Backend, LoadedProgram, LoadOptions, Progress
 from kvwise.backends.runnable import check_runs
 from kvwise.checkpoint.bundled import BUNDLED_NAME
+from kvwise.engine.admission import Room
 from kvwise.engine.engine import Engine
 from kvwise.engine.executor import ProgramExecutor
 from kvwise.errors import UsageError
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from kvwise.checkpoint import Checkpoint
     from kvwise.tokenizer import ChatTemplate, Tokenizer
 
+THREADS_PER_CPU: Final = 16  # beyond it a step only waits for threads that wait for a CPU
 DEFAULT_STEP_TOKENS: Final = 512  # enough rows to be bound by arithmetic; small enough for a modest arena
 
 
@@ -59,16 +62,33 @@ class Settings:
     keep_kv: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("max_context", "max_requests", "max_step_tokens", "pool_tokens", "threads", "max_logits_rows"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"{name} is {value}", expected="at least 1")
+        for name in ("max_context", "pool_tokens", "threads", "max_logits_rows"):
+            if getattr(self, name) is not None:
+                self._check_count(name)
+        for name in ("max_requests", "max_step_tokens"):
+            self._check_count(name)
+
+    def _check_count(self, name: str) -> None:
+        """Raise UsageError unless the field is an integer of at least 1; numpy's integers become Python's."""
+        value = getattr(self, name)
+        try:
+            count = 0 if isinstance(value, bool) else operator.index(value)
+        except TypeError:
+            count = 0
+        if count < 1:
+            raise UsageError(f"{name} is {value!r}", expected="an integer of at least 1")
+        object.__setattr__(self, name, count)
 
 
 def open_model(
-    name: str = BUNDLED_NAME, *, backend: str = "native", kv_dtype: str = "f16", allow_download: bool = True
+    name: str | Path = BUNDLED_NAME,
+    *,
+    backend: str = "native",
+    kv_dtype: str = "f16",
+    allow_download: bool = True,
+    progress: Callable[[str], None] | None = None,
 ) -> OpenedModel:
-    """Open and check a model's files and write its program; reads no weights.
+    """Open and check a model's files and write its program; reads no weights. `progress` is told of downloads.
 
     Raises ModelNotFound, CheckpointError, SpecError, UnknownArchitecture, UsageError (backend, KV type), or
     BackendError for a family that is counted and priced only.
@@ -86,14 +106,14 @@ def open_model(
             f"the {reading.name} backend stores no K and V in {kv_dtype}",
             expected=f"one of {', '.join(reading.kv_types)}",
         )
-    path = resolve_model(name, allow_download=allow_download)
+    path = resolve_model(name, allow_download=allow_download, progress=progress)
     checkpoint = open_checkpoint(path, check=check)
     try:
         kv = KVCacheSpec.of(checkpoint.spec, kv_dtype)
         program = build_program(checkpoint.spec)
         match_tensors(program.expected_shapes, checkpoint)
         types = {name: checkpoint.tensors[name].type for name in program.weights}
-        return OpenedModel(name, path, checkpoint, reading, reading.lower(program, types), types, kv)
+        return OpenedModel(str(name), path, checkpoint, reading, reading.lower(program, types), types, kv)
     except BaseException:
         checkpoint.close()
         raise
@@ -136,7 +156,9 @@ class OpenedModel:
     @property
     def _folder(self) -> Path | None:
         """Where tokenizer files lie beside the weights; None for GGUF, which holds its own."""
-        return self.path if self.path.is_dir() and self.checkpoint.format == "safetensors" else None
+        if self.checkpoint.format != "safetensors":
+            return None
+        return self.path if self.path.is_dir() else self.path.parent
 
     @property
     def matmul_types(self) -> list[str]:
@@ -165,7 +187,13 @@ class OpenedModel:
             max_requests=settings.max_requests,
             max_context=context,
         )
-        return LoadOptions(num_blocks, limits, settings.threads or read_cpu_budget().usable_threads)
+        return LoadOptions(num_blocks, limits, _threads(settings))
+
+    def room(self, settings: Settings) -> Room:
+        """What a request may hold, so that one that can't fit is refused before anything is loaded."""
+        options = self.load_options(settings)
+        capacity = min(options.limits.max_context, options.num_blocks * self.kv.block_tokens)
+        return Room(capacity, self.kv.bytes_per_token, self.spec.max_positions)
 
     def plan(self, settings: Settings) -> MemoryPlan:
         """What will be held, and what there is for it; the process as it is now counts as runtime. Reads no weights."""
@@ -175,13 +203,18 @@ class OpenedModel:
         options = self.load_options(settings)
         return plan_memory(self.program, self.types, self.kv, options, self.backend, runtime, read_host_memory())
 
+    def checked_plan(self, settings: Settings) -> MemoryPlan:
+        """`plan`, if it fits. Raises DoesNotFit."""
+        plan = self.plan(settings)
+        check_fits(plan, self.spec)
+        return plan
+
     def pricer(self, profile: DeviceProfile) -> Pricer:
         return Pricer(self.program, self.kv, self.weight_bytes, self.types, profile)
 
     def load(self, settings: Settings, progress: Progress | None = None) -> LoadedModel:
         """Check that it fits, then read the weights. Raises DoesNotFit with the arithmetic, before anything is read."""
-        plan = self.plan(settings)
-        check_fits(plan, self.spec)
+        plan = self.checked_plan(settings)
         options = replace(plan.options, progress=progress)
         loaded = self.backend.load(self.program, self.checkpoint, self.kv, options)
         return LoadedModel(self, loaded, plan, settings)
@@ -196,6 +229,19 @@ class OpenedModel:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _threads(settings: Settings) -> int:
+    budget = read_cpu_budget()
+    if settings.threads is None:
+        return budget.usable_threads
+    most = THREADS_PER_CPU * budget.cpus
+    if settings.threads > most:
+        raise UsageError(
+            f"threads is {settings.threads}",
+            expected=f"at most {most}, {THREADS_PER_CPU} for each of the CPUs that this process may use",
+        )
+    return settings.threads
 
 
 class LoadedModel:
@@ -217,6 +263,7 @@ class LoadedModel:
             make_decoder=partial(StreamDecoder, tokenizer),
             prefix_cache=settings.prefix_cache,
             keep_kv=settings.keep_kv,
+            max_positions=opened.spec.max_positions,
         )
 
     def measure(self) -> tuple[LedgerRow, ...]:
