@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 from kvwise.backends.native import _native
 from kvwise.checkpoint.quants import dequantize, quantize
 from kvwise.program.ir import Q8_BLOCK
-from kvwise.spec.dtypes import TENSOR_TYPES
+from kvwise.spec.dtypes import TENSOR_TYPES, TensorType
 
 ISAS: list[str] = _native.isas()
 Q8_TYPES = ("q8_0", "q4_0", "q4_1")
 FLOAT_TYPES = ("f32", "f16", "bf16")
 UNPACKED_TYPES = ("q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
-ALL_TYPES = (*FLOAT_TYPES, *Q8_TYPES, *UNPACKED_TYPES)
+UNPACKED_Q8_TYPES = tuple(f"{kind}+f32" for kind in Q8_TYPES)  # the same weights on float32 activations
+ALL_TYPES = (*FLOAT_TYPES, *Q8_TYPES, *UNPACKED_TYPES, *UNPACKED_Q8_TYPES)
 
 # Where each block type keeps its float16 scales and minima.
 _F16_AT = {
@@ -25,9 +26,13 @@ _F16_AT = {
 }  # fmt: skip
 
 
+def stored_type(kind: str) -> TensorType:
+    return TENSOR_TYPES[kind.removesuffix("+f32")]
+
+
 def random_matrix(kind: str, outputs: int, inputs: int, rng: np.random.Generator) -> NDArray[np.uint8]:
     """[outputs, row_bytes]: any codes at all, with scales of ordinary size."""
-    tensor_type = TENSOR_TYPES[kind]
+    tensor_type = stored_type(kind)
     if tensor_type.is_float:
         return quantize(rng.standard_normal((outputs, inputs)), tensor_type)
     raw = rng.integers(0, 256, (outputs, tensor_type.row_bytes(inputs)), np.uint8)
@@ -37,8 +42,8 @@ def random_matrix(kind: str, outputs: int, inputs: int, rng: np.random.Generator
 
 def set_scales(kind: str, raw: NDArray[np.uint8], values: Any) -> None:
     """Overwrite every float16 of every block of `raw` with values(number of blocks)."""
-    blocks = raw.reshape(-1, TENSOR_TYPES[kind].block_bytes)
-    for at in _F16_AT[kind]:
+    blocks = raw.reshape(-1, stored_type(kind).block_bytes)
+    for at in _F16_AT[stored_type(kind).name]:
         blocks[:, at : at + 2] = values(len(blocks)).astype(np.float16).view(np.uint8).reshape(-1, 2)
 
 
@@ -73,7 +78,7 @@ def product(
     rows: int = 192,
 ) -> NDArray[np.float32]:
     """x · weightᵀ by the kernels of `isa`."""
-    packed = _native.kernels.PackedMatrix(kind, len(raw), inputs, raw, threads)
+    packed = _native.kernels.PackedMatrix(stored_type(kind).name, len(raw), inputs, raw, threads)
     out = np.full((len(x), len(raw)), np.nan, np.float32)
     packed.matmul(isa, x, bias, out, tiles, rows)
     return out
@@ -82,8 +87,8 @@ def product(
 def truth(kind: str, raw: NDArray[np.uint8], x: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     """The product in float64, and how far float32 arithmetic may be from it: one rounding per term and two per scale,
     each relative to the sum of magnitudes."""
-    weight = dequantize(raw, TENSOR_TYPES[kind], np.float64)
+    weight = dequantize(raw, stored_type(kind), np.float64)
     magnitudes = np.abs(x) @ np.abs(weight).T
-    if kind in ("q4_0", "q4_1"):  # code · x and minimum · x are summed apart, and cancel
+    if kind.startswith("q4_") and kind != "q4_k":  # code · x and minimum · x are summed apart, and cancel
         magnitudes = 3 * magnitudes + np.abs(x).sum(axis=1, keepdims=True) * np.abs(weight).max()
     return x @ weight.T, (x.shape[1] + 4) * np.finfo(np.float32).eps * magnitudes

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from native.attention_cases import (
     ISAS,
@@ -209,3 +211,27 @@ def test_splits_of_many_steps_in_a_row(isa: str) -> None:
     for r, tokens in enumerate(requests):
         got = np.concatenate([step[r] for step in rows])
         assert_same_bits(got, attend(shape, tokens, isa)[-20:])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    ratio=st.integers(1, 10),
+    num_kv_heads=st.integers(1, 3),
+    head_dim=st.integers(1, 130),
+    kv_type=st.sampled_from(["f32", "f16", "bf16"]),
+    window=st.one_of(st.just(0), st.integers(1, 400)),
+    softcap=st.sampled_from([0.0, 20.0]),
+    n=st.one_of(st.integers(1, 50), st.integers(200, 560)),
+    chunks=st.lists(st.integers(1, 300), min_size=1, max_size=4),
+    isa=st.sampled_from(FAST),
+)
+def test_any_shape_in_any_chunks(
+    ratio: int, num_kv_heads: int, head_dim: int, kv_type: str, window: int, softcap: float, n: int,
+    chunks: list[int], isa: str,
+) -> None:  # fmt: skip
+    shape = Shape(ratio * num_kv_heads, num_kv_heads, head_dim, kv_type, window, softcap)
+    tokens = random_tokens(shape, n)
+    expected, bound = truth(shape, tokens)
+    whole = attend(shape, tokens, isa)
+    assert abs(whole - expected).max() <= bound
+    assert_same_bits(attend(shape, tokens, isa, chunks=[*chunks, max(chunks)], max_context=600), whole)

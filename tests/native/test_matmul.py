@@ -7,7 +7,6 @@ import pytest
 
 from kvwise.backends.native import _native, layout
 from kvwise.checkpoint.quants import dequantize, unpack
-from kvwise.spec.dtypes import TENSOR_TYPES
 from native.matrices import (
     ALL_TYPES,
     FLOAT_TYPES,
@@ -19,6 +18,7 @@ from native.matrices import (
     random_matrix,
     random_x,
     set_scales,
+    stored_type,
     truth,
 )
 
@@ -30,7 +30,7 @@ def some_inputs(kind: str) -> list[int]:
     """Lengths of the reduction: every one up to two vectors where rows are free, else whole blocks, odd and even."""
     if kind in FLOAT_TYPES:
         return [*range(1, 2 * LANES + 2), 100]
-    elements = TENSOR_TYPES[kind].block_elements
+    elements = stored_type(kind).block_elements
     return [elements * n for n in ((1, 2, 3) if elements == 256 else (1, 2, 3, 15, 16, 17, 33))]
 
 
@@ -43,7 +43,7 @@ def test_sums_of_codes_are_exact_integers(kind: str, isa: str) -> None:
         set_scales(kind, raw, lambda n: np.ones(n))
         codes = rng.integers(-127, 128, (5, inputs)).astype(np.int8)
         out = product(kind, raw, inputs, q8_rows(codes, np.ones((5, inputs // 32), np.float32)), isa)
-        weight = dequantize(raw, TENSOR_TYPES[kind], np.float64)
+        weight = dequantize(raw, stored_type(kind), np.float64)
         np.testing.assert_array_equal(out, codes.astype(np.float64) @ weight.T)
 
 
@@ -75,7 +75,7 @@ def test_products_are_within_float32_rounding_of_the_truth(kind: str, isa: str) 
 @pytest.mark.parametrize("kind", ALL_TYPES)
 def test_every_count_of_outputs_and_rows_gives_the_bits_of_one_alone(kind: str, isa: str) -> None:
     rng = np.random.default_rng(3)
-    inputs = max(64, TENSOR_TYPES[kind].block_elements)
+    inputs = max(64, stored_type(kind).block_elements)
     raw = random_matrix(kind, 5 * LANES + 3, inputs, rng)
     x, _ = random_x(kind, 2 * LANES + 1, inputs, rng)
     alone = np.concatenate([product(kind, raw, inputs, x[r : r + 1], isa) for r in range(len(x))])
@@ -89,7 +89,7 @@ def test_every_count_of_outputs_and_rows_gives_the_bits_of_one_alone(kind: str, 
 @pytest.mark.parametrize("kind", ALL_TYPES)
 def test_threads_and_cuts_of_the_work_do_not_change_a_bit(kind: str, isa: str) -> None:
     rng = np.random.default_rng(4)
-    inputs = TENSOR_TYPES[kind].block_elements * (3 if kind in UNPACKED_TYPES else 96 if kind in FLOAT_TYPES else 35)
+    inputs = stored_type(kind).block_elements * (3 if kind in UNPACKED_TYPES else 96 if kind in FLOAT_TYPES else 35)
     raw = random_matrix(kind, 150, inputs, rng)
     x, _ = random_x(kind, 40, inputs, rng)
     whole = product(kind, raw, inputs, x, isa, tiles=100, rows=100)
@@ -102,7 +102,7 @@ def test_threads_and_cuts_of_the_work_do_not_change_a_bit(kind: str, isa: str) -
 @pytest.mark.parametrize("kind", ALL_TYPES)
 def test_all_instruction_sets_give_the_same_bits(kind: str) -> None:
     rng = np.random.default_rng(5)
-    inputs = TENSOR_TYPES[kind].block_elements * (2 if kind in UNPACKED_TYPES else 64 if kind in FLOAT_TYPES else 19)
+    inputs = stored_type(kind).block_elements * (2 if kind in UNPACKED_TYPES else 64 if kind in FLOAT_TYPES else 19)
     raw = random_matrix(kind, 50, inputs, rng)
     x, _ = random_x(kind, 13, inputs, rng)
     first, *others = (product(kind, raw, inputs, x, isa) for isa in ISAS)
@@ -111,7 +111,7 @@ def test_all_instruction_sets_give_the_same_bits(kind: str) -> None:
 
 
 @isas
-@pytest.mark.parametrize("kind", ["f32", "q8_0", "q4_1", "q6_k"])
+@pytest.mark.parametrize("kind", ["f32", "q8_0", "q4_1", "q4_1+f32", "q6_k"])
 def test_any_start_of_the_arrays_is_fine_and_nothing_beyond_them_is_written(kind: str, isa: str) -> None:
     rng = np.random.default_rng(6)
     inputs, outputs, rows = 256, 21, 9
@@ -119,7 +119,7 @@ def test_any_start_of_the_arrays_is_fine_and_nothing_beyond_them_is_written(kind
     x, _ = random_x(kind, rows, inputs, rng)
     bias = rng.standard_normal(outputs).astype(np.float32)
     expected = product(kind, raw, inputs, x, isa) + bias
-    packed = _native.kernels.PackedMatrix(kind, outputs, inputs, raw)
+    packed = _native.kernels.PackedMatrix(stored_type(kind).name, outputs, inputs, raw)
     for shift in range(LANES):
         floats = np.full(shift + rows * outputs + LANES, 7.0, np.float32)
         moved_bias = np.concatenate([np.zeros(shift, np.float32), bias])[shift:]
@@ -134,15 +134,15 @@ def test_any_start_of_the_arrays_is_fine_and_nothing_beyond_them_is_written(kind
 @pytest.mark.parametrize("kind", ALL_TYPES)
 def test_a_looked_up_row_is_the_dequantized_row_times_the_scale(kind: str, isa: str) -> None:
     rng = np.random.default_rng(7)
-    inputs = TENSOR_TYPES[kind].block_elements * (2 if kind in UNPACKED_TYPES else 37 if kind in FLOAT_TYPES else 3)
+    inputs = stored_type(kind).block_elements * (2 if kind in UNPACKED_TYPES else 37 if kind in FLOAT_TYPES else 3)
     raw = random_matrix(kind, 37, inputs, rng)
-    packed = _native.kernels.PackedMatrix(kind, 37, inputs, raw)
+    packed = _native.kernels.PackedMatrix(stored_type(kind).name, 37, inputs, raw)
     for scale in (1.0, 0.25):
         out = np.empty((37, inputs), np.float32)
         for row in range(37):
             packed.row(isa, row, scale, out[row])
         # Each value is rounded once from the exact scale · code + offset.
-        exact = dequantize(raw, TENSOR_TYPES[kind], np.float64).astype(np.float32)
+        exact = dequantize(raw, stored_type(kind), np.float64).astype(np.float32)
         np.testing.assert_array_equal(out, exact * np.float32(scale))
 
 
@@ -151,19 +151,19 @@ def test_a_looked_up_row_is_the_dequantized_row_times_the_scale(kind: str, isa: 
 def test_every_code_of_a_block_reaches_its_place(kind: str, isa: str) -> None:
     """x picks one input at a time, so that the product is the weight itself."""
     rng = np.random.default_rng(8)
-    inputs = TENSOR_TYPES[kind].block_elements
+    inputs = stored_type(kind).block_elements
     raw = random_matrix(kind, 16, inputs, rng)
     x = np.eye(inputs, dtype=np.float32)
     out = product(kind, raw, inputs, x.view(np.uint8).reshape(inputs, -1), isa)
-    np.testing.assert_array_equal(out.T, dequantize(raw, TENSOR_TYPES[kind], np.float64).astype(np.float32))
-    assert len(np.unique(unpack(raw, TENSOR_TYPES[kind]).codes)) > 2
+    np.testing.assert_array_equal(out.T, dequantize(raw, stored_type(kind), np.float64).astype(np.float32))
+    assert len(np.unique(unpack(raw, stored_type(kind)).codes)) > 2
 
 
 @pytest.mark.parametrize("kind", ALL_TYPES)
 def test_the_plan_and_the_kernels_agree_on_the_size_of_a_tile(kind: str) -> None:
-    tensor_type = TENSOR_TYPES[kind]
+    tensor_type = stored_type(kind)
     for blocks in range(1, 40):
         inputs = blocks * tensor_type.block_elements
         planned = layout.tile_bytes(tensor_type, inputs)
-        assert planned == _native.tile_bytes(kind, inputs)
+        assert planned == _native.tile_bytes(tensor_type.name, inputs)
         assert planned <= LANES * tensor_type.row_bytes(inputs) + layout.LINE

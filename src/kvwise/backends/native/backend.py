@@ -16,7 +16,7 @@ from kvwise.backends.native.program import AttentionScratch, NativeProgram
 from kvwise.backends.protocol import LoadOptions, MemoryNeeds
 from kvwise.errors import BackendError
 from kvwise.program.arena import plan_arena
-from kvwise.program.ir import Attention, Program
+from kvwise.program.ir import Attention, MatMul, Program, RmsNorm, Rope
 from kvwise.program.rewrite import quantize_activations
 from kvwise.spec.dtypes import TensorType
 from kvwise.spec.kv import BLOCK_TOKENS, KVCacheSpec
@@ -53,7 +53,21 @@ class NativeBackend:
     kv_types = ("f32", "f16", "bf16")
 
     def lower(self, program: Program, types: Mapping[str, TensorType]) -> Program:
-        return quantize_activations(program, lambda weight: types[weight].name in layout.Q8_WEIGHTS)
+        """Activations become q8 for the types with integer kernels, but not on their way to K and V.
+
+        Those two are read by every later token. On SmolLM2, rounding only their inputs gives a third of the variance
+        of the logits' error (rms 0.232 with it, 0.190 without), for 6 % of the multiplications.
+        """
+        kept = {slot for op in program.ops if isinstance(op, Attention) for slot in (op.k, op.v)}
+        exact: set[str] = set()
+        for op in reversed(program.ops):  # back through norms and rotations to the projections
+            if op.out in kept and isinstance(op, MatMul):
+                exact.add(op.weight)
+            elif op.out in kept and isinstance(op, RmsNorm | Rope):
+                kept.add(op.x)
+        return quantize_activations(
+            program, lambda weight: types[weight].name in layout.Q8_WEIGHTS and weight not in exact
+        )
 
     def weight_bytes(self, program: Program, types: Mapping[str, TensorType]) -> dict[str, int]:
         return {w.name: layout.weight_bytes(w, types[w.name]) for w in program.weights.values()}

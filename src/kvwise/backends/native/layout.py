@@ -13,7 +13,7 @@ from kvwise.units import align_up, ceil_div
 
 LANES: Final = 16  # output rows that are interleaved
 LINE: Final = 64  # every weight and every tile starts on a cache line
-Q8_WEIGHTS: Final = frozenset({"q8_0", "q4_0", "q4_1"})  # multiplied with int8 activations; the others with float32
+Q8_WEIGHTS: Final = frozenset({"q8_0", "q4_0", "q4_1"})  # have integer kernels; the others take float32 only
 _PAIRED: Final = frozenset({"q8_0", "q4_0"})  # scales of two blocks share a line
 
 

@@ -36,8 +36,9 @@ struct WeightMatrix {
 // out[r, o] = x[r] · weight[o] (+ bias[o]); rows of x and out are x_stride and out_stride bytes apart.
 struct MatmulArgs {
   WeightMatrix weight;
-  const uint8_t* x = nullptr;
+  const uint8_t* x = nullptr;  // q8 rows, or float32
   size_t x_stride = 0;
+  bool q8_activations = false;
   const float* bias = nullptr;  // [outputs], or null
   float* out = nullptr;
   size_t out_stride = 0;
@@ -77,7 +78,7 @@ struct KernelTable {
   const char* isa;
 
   // ---- matmul.inl. Tiles [tile_begin, tile_end) of 16 outputs, rows [row_begin, row_end): any split gives the same
-  // bits. x is q8 rows for weights that takes_q8_activations (layout.h), else float32.
+  // bits. q8 rows are for the types that can_take_q8 (layout.h); float32 rows are for all.
   void (*matmul)(const MatmulArgs& args, int64_t tile_begin, int64_t tile_end, int64_t row_begin, int64_t row_end);
   // One row of a repacked matrix as float32: the embedding lookup. out[inputs] = scale · row.
   void (*embed_row)(const WeightMatrix& table, int64_t row, float scale, float* out);

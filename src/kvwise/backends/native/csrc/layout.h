@@ -47,7 +47,8 @@ constexpr BlockShape block_shape(WeightType type) {
   return {1, 0};
 }
 
-constexpr bool takes_q8_activations(WeightType type) {
+// Types with integer kernels.
+constexpr bool can_take_q8(WeightType type) {
   return type == WeightType::q8_0 || type == WeightType::q4_0 || type == WeightType::q4_1;
 }
 

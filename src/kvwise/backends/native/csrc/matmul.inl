@@ -251,7 +251,35 @@ static void tiled_matmul(const MatmulArgs& args, int64_t tile, int64_t tile_end,
   for (; tile < tile_end; ++tile) all_rows<Kernel, 1>(args, tile, row, row_end);
 }
 
-// ---- all other types: a block of 16 rows is unpacked to float32 once for many rows of x ----
+// ---- float32 activations on any type: a block of 16 rows is unpacked to float32 once for many rows of x ----
+
+// Block b of a tile, wherever the layout puts it.
+template <WeightType type>
+struct TileBlock {
+  static constexpr int kElements = Unpack<type>::kElements;
+  static void unpack(const uint8_t* tile, int64_t b, Floats out) {
+    Unpack<type>::run(reinterpret_cast<Bytes>(tile + b * Unpack<type>::kBytes * kLanes), out);
+  }
+};
+template <>
+struct TileBlock<WeightType::q8_0> {
+  static constexpr int kElements = 32;
+  static void unpack(const uint8_t* tile, int64_t b, Floats out) {
+    unpack_q8_0(Q8_0::scales(tile, b & ~int64_t{1}), b & 1, out);
+  }
+};
+template <>
+struct TileBlock<WeightType::q4_0> {
+  static constexpr int kElements = 32;
+  static void unpack(const uint8_t* tile, int64_t b, Floats out) {
+    unpack_q4_0(Q4_0::scales(tile, b & ~int64_t{1}), b & 1, out);
+  }
+};
+template <>
+struct TileBlock<WeightType::q4_1> {
+  static constexpr int kElements = 32;
+  static void unpack(const uint8_t* tile, int64_t b, Floats out) { unpack_q4_1(Q4_1::scales(tile, b), out); }
+};
 
 // acc += weight · x over one block: input k goes to sum k mod 4, which are added pairwise at the block's end. Four
 // chains hide the latency of the multiply-add even for one row.
@@ -291,8 +319,8 @@ KVW_INLINE void last_unpacked_rows(Floats weight, const float* x, size_t x_strid
 template <WeightType type>
 static void unpacking_matmul(const MatmulArgs& args, int64_t tile, int64_t tile_end, int64_t row_begin,
                              int64_t row_end) {
-  using Format = Unpack<type>;
-  constexpr int kK = Format::kElements;
+  using Block = TileBlock<type>;
+  constexpr int kK = Block::kElements;
   constexpr int kChunk = 96;  // rows per unpacking: their accumulators stay in L1 beside the block
   alignas(64) float weight[kK][kLanes];
   alignas(64) float acc[kChunk][kLanes];
@@ -302,7 +330,7 @@ static void unpacking_matmul(const MatmulArgs& args, int64_t tile, int64_t tile_
       const int64_t rows = row_end - first < kChunk ? row_end - first : kChunk;
       std::memset(acc, 0, sizeof(acc[0]) * rows);
       for (int64_t b = 0; b < args.weight.inputs / kK; ++b) {
-        Format::run(reinterpret_cast<Bytes>(stored + b * Format::kBytes * kLanes), weight);
+        Block::unpack(stored, b, weight);
         const uint8_t* x = args.x + first * args.x_stride + b * kK * sizeof(float);
         auto row_of = [&](int64_t r) { return reinterpret_cast<const float*>(x + r * args.x_stride); };
         int64_t r = 0;
@@ -321,21 +349,27 @@ static void unpacking_matmul(const MatmulArgs& args, int64_t tile, int64_t tile_
   }
 }
 
+// The types that KVW_EACH_BLOCK_TYPE(of) names are stored in blocks of several elements.
+#define KVW_EACH_BLOCK_TYPE(of) \
+  of(q8_0) of(q4_0) of(q4_1) of(q5_0) of(q5_1) of(q2_k) of(q3_k) of(q4_k) of(q5_k) of(q6_k)
+
 static void matmul(const MatmulArgs& a, int64_t tile, int64_t tile_end, int64_t row, int64_t row_end) {
+  if (a.q8_activations) {
+    switch (a.weight.type) {
+      case WeightType::q8_0: return tiled_matmul<Quantized<Q8_0>>(a, tile, tile_end, row, row_end);
+      case WeightType::q4_0: return tiled_matmul<Quantized<Q4_0>>(a, tile, tile_end, row, row_end);
+      case WeightType::q4_1: return tiled_matmul<Quantized<Q4_1>>(a, tile, tile_end, row, row_end);
+      default: return;  // refused when the program was built
+    }
+  }
   switch (a.weight.type) {
     case WeightType::f32: return tiled_matmul<Floating<float>>(a, tile, tile_end, row, row_end);
     case WeightType::f16: return tiled_matmul<Floating<F16>>(a, tile, tile_end, row, row_end);
     case WeightType::bf16: return tiled_matmul<Floating<BF16>>(a, tile, tile_end, row, row_end);
-    case WeightType::q8_0: return tiled_matmul<Quantized<Q8_0>>(a, tile, tile_end, row, row_end);
-    case WeightType::q4_0: return tiled_matmul<Quantized<Q4_0>>(a, tile, tile_end, row, row_end);
-    case WeightType::q4_1: return tiled_matmul<Quantized<Q4_1>>(a, tile, tile_end, row, row_end);
-    case WeightType::q5_0: return unpacking_matmul<WeightType::q5_0>(a, tile, tile_end, row, row_end);
-    case WeightType::q5_1: return unpacking_matmul<WeightType::q5_1>(a, tile, tile_end, row, row_end);
-    case WeightType::q2_k: return unpacking_matmul<WeightType::q2_k>(a, tile, tile_end, row, row_end);
-    case WeightType::q3_k: return unpacking_matmul<WeightType::q3_k>(a, tile, tile_end, row, row_end);
-    case WeightType::q4_k: return unpacking_matmul<WeightType::q4_k>(a, tile, tile_end, row, row_end);
-    case WeightType::q5_k: return unpacking_matmul<WeightType::q5_k>(a, tile, tile_end, row, row_end);
-    case WeightType::q6_k: return unpacking_matmul<WeightType::q6_k>(a, tile, tile_end, row, row_end);
+#define KVW_UNPACKING(type) \
+  case WeightType::type: return unpacking_matmul<WeightType::type>(a, tile, tile_end, row, row_end);
+    KVW_EACH_BLOCK_TYPE(KVW_UNPACKING)
+#undef KVW_UNPACKING
   }
 }
 
@@ -347,25 +381,16 @@ KVW_INLINE int unpack_block(const WeightMatrix& w, const uint8_t* tile, int64_t 
     case WeightType::f32: store(out[0], load(reinterpret_cast<const float*>(tile) + b * kLanes)); return 1;
     case WeightType::f16: store(out[0], load(reinterpret_cast<const F16*>(tile) + b * kLanes)); return 1;
     case WeightType::bf16: store(out[0], load(reinterpret_cast<const BF16*>(tile) + b * kLanes)); return 1;
-    case WeightType::q8_0: unpack_q8_0(Q8_0::scales(tile, b & ~int64_t{1}), b & 1, out); return 32;
-    case WeightType::q4_0: unpack_q4_0(Q4_0::scales(tile, b & ~int64_t{1}), b & 1, out); return 32;
-    case WeightType::q4_1: unpack_q4_1(Q4_1::scales(tile, b), out); return 32;
-#define KVW_UNPACK(type)                                                                                     \
-  case WeightType::type:                                                                                     \
-    Unpack<WeightType::type>::run(reinterpret_cast<Bytes>(tile + b * Unpack<WeightType::type>::kBytes * kLanes), \
-                                  out);                                                                      \
-    return Unpack<WeightType::type>::kElements
-    KVW_UNPACK(q5_0);
-    KVW_UNPACK(q5_1);
-    KVW_UNPACK(q2_k);
-    KVW_UNPACK(q3_k);
-    KVW_UNPACK(q4_k);
-    KVW_UNPACK(q5_k);
-    KVW_UNPACK(q6_k);
+#define KVW_UNPACK(type)                               \
+  case WeightType::type:                               \
+    TileBlock<WeightType::type>::unpack(tile, b, out); \
+    return TileBlock<WeightType::type>::kElements;
+    KVW_EACH_BLOCK_TYPE(KVW_UNPACK)
 #undef KVW_UNPACK
   }
   return 0;
 }
+#undef KVW_EACH_BLOCK_TYPE
 
 static void embed_row(const WeightMatrix& table, int64_t row, float scale, float* out) {
   alignas(64) float block[256][kLanes];

@@ -120,8 +120,9 @@ void Model::check_operands(const NativeOp& op) const {
     const WeightMatrix& weight = matrices_[op.weight];
     check(op.reads.size() == 1 && slots_[op.reads[0]].width == weight.inputs);
     check(slots_[op.out].width == weight.outputs);
-    const size_t x_bytes = takes_q8_activations(weight.type) ? q8_row_bytes(weight.inputs) : 4 * weight.inputs;
-    if (slots_[op.reads[0]].row_bytes != x_bytes) {
+    const size_t x_bytes = slots_[op.reads[0]].row_bytes;
+    const bool is_q8 = can_take_q8(weight.type) && x_bytes == static_cast<size_t>(q8_row_bytes(weight.inputs));
+    if (!is_q8 && x_bytes != static_cast<size_t>(4 * weight.inputs)) {
       throw NativeError("the program was not lowered for this backend: a matmul reads the wrong kind of activation");
     }
   }

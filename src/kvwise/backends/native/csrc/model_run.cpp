@@ -159,6 +159,7 @@ MatmulArgs Model::matmul_args(const NativeOp& op) const {
   args.weight = matrices_[op.weight];
   args.x = slots_[op.reads[0]].bytes;
   args.x_stride = slots_[op.reads[0]].row_bytes;
+  args.q8_activations = args.x_stride == static_cast<size_t>(q8_row_bytes(args.weight.inputs));
   args.bias = op.vector;
   args.out = slots_[op.out].row<float>(0);
   args.out_stride = slots_[op.out].row_bytes;

@@ -42,29 +42,32 @@ class PackedMatrix {
     }
   }
 
-  // out[R, outputs] = x · weightᵀ + bias; x [R, bytes of a row]: float32, or q8 for types that take it.
+  // out[R, outputs] = x · weightᵀ + bias; x [R, bytes of a row]: q8 rows or float32, told apart by their size.
   // `tiles` and `rows` cut the work into pieces of that many.
   void matmul(const std::string& isa, const BytesIn& x, const std::optional<FloatsIn>& bias, const FloatsOut& out,
               int64_t tiles, int64_t rows) {
     const KernelTable& kernels = kernels_named(isa);
-    const size_t row_bytes = takes_q8_activations(weight_.type) ? q8_row_bytes(weight_.inputs) : 4 * weight_.inputs;
-    if (x.size() % row_bytes != 0 || out.size() != x.size() / row_bytes * weight_.outputs) {
+    const size_t num_rows = out.size() / weight_.outputs;
+    const bool q8 = can_take_q8(weight_.type) && x.size() == num_rows * q8_row_bytes(weight_.inputs);
+    const size_t row_bytes = q8 ? q8_row_bytes(weight_.inputs) : 4 * weight_.inputs;
+    if (x.size() != num_rows * row_bytes || out.size() != num_rows * weight_.outputs) {
       throw NativeError("x or out doesn't fit the matrix");
     }
     MatmulArgs args;
     args.weight = weight_;
     args.x = x.data();
     args.x_stride = row_bytes;
+    args.q8_activations = q8;
     args.bias = bias ? bias->data() : nullptr;
     args.out = out.data();
     args.out_stride = sizeof(float) * weight_.outputs;
-    const int64_t num_rows = x.size() / row_bytes, all_tiles = num_tiles(weight_.outputs);
-    const int64_t tile_pieces = (all_tiles + tiles - 1) / tiles, row_pieces = (num_rows + rows - 1) / rows;
+    const int64_t all_rows = num_rows, all_tiles = num_tiles(weight_.outputs);
+    const int64_t tile_pieces = (all_tiles + tiles - 1) / tiles, row_pieces = (all_rows + rows - 1) / rows;
     nb::gil_scoped_release release;
     pool_.run(tile_pieces * row_pieces, [&](int64_t item, int) {
       const int64_t tile = item % tile_pieces * tiles, row = item / tile_pieces * rows;
       kernels.matmul(args, tile, tile + tiles < all_tiles ? tile + tiles : all_tiles, row,
-                     row + rows < num_rows ? row + rows : num_rows);
+                     row + rows < all_rows ? row + rows : all_rows);
     });
   }
 

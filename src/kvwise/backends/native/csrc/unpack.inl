@@ -52,40 +52,47 @@ KVW_INLINE F32x16 less_by(I32x16 x, int32_t n) { return to_f32(sub(x, set1_i32(n
 template <WeightType>
 struct Unpack;
 
-// d · (w + 128 - 128), read from the paired layout: `block` is one pair, `half` which of its two blocks.
-KVW_INLINE void unpack_q8_0(const uint8_t* pair, int half, Floats out) {
-  const F32x16 d = load_f16(reinterpret_cast<const uint16_t*>(pair) + kLanes * half);
-  const uint8_t* bytes = pair + 64 + 512 * half;
-  for (int k = 0; k < 32; ++k) {
-    float w[kLanes];
-    for (int lane = 0; lane < kLanes; ++lane) w[lane] = static_cast<float>(bytes[64 * (k / 4) + 4 * lane + k % 4] - 128);
-    store(out[k], mul(load(w), d));
+// Byte i of each lane's word of four inputs, from `shift` on.
+template <int bits, int shift>
+KVW_INLINE I32x16 of_word(I32x16 word) {
+  return bit_and(shr<shift>(word), set1_i32((1 << bits) - 1));
+}
+
+// Words j of 4 inputs for every lane: nibbles of inputs 4j .. 4j + 3 below those of inputs 16 + 4j ..
+template <class Store>
+KVW_INLINE void each_nibble(const uint8_t* bytes, Store store_input) {
+  for (int j = 0; j < 4; ++j) {
+    const I32x16 word = load_i32(reinterpret_cast<const int32_t*>(bytes) + kLanes * j);
+    repeat<4>([&](auto i) {
+      constexpr int kShift = 8 * decltype(i)::value;
+      store_input(4 * j + decltype(i)::value, of_word<4, kShift>(word));
+      store_input(16 + 4 * j + decltype(i)::value, of_word<4, kShift + 4>(word));
+    });
   }
 }
 
-KVW_INLINE void nibbles_to_floats(const uint8_t* bytes, int k, float* out) {
-  const uint8_t* quad = bytes + 64 * (k % 16 / 4) + k % 4;
-  const int shift = k < 16 ? 0 : 4;
-  for (int lane = 0; lane < kLanes; ++lane) out[lane] = static_cast<float>(quad[4 * lane] >> shift & 15);
+// d · w, read from the paired layout: `pair` holds two blocks, `half` says which. Bytes are w + 128.
+KVW_INLINE void unpack_q8_0(const uint8_t* pair, int half, Floats out) {
+  const F32x16 d = load_f16(reinterpret_cast<const uint16_t*>(pair) + kLanes * half);
+  const auto* words = reinterpret_cast<const int32_t*>(pair + 64 + 512 * half);
+  for (int j = 0; j < 8; ++j) {
+    const I32x16 word = load_i32(words + kLanes * j);
+    repeat<4>([&](auto i) {
+      constexpr int kByte = decltype(i)::value;
+      store(out[4 * j + kByte], mul(less_by(of_word<8, 8 * kByte>(word), 128), d));
+    });
+  }
 }
 
 KVW_INLINE void unpack_q4_0(const uint8_t* pair, int half, Floats out) {
   const F32x16 d = load_f16(reinterpret_cast<const uint16_t*>(pair) + kLanes * half);
-  for (int k = 0; k < 32; ++k) {
-    float w[kLanes];
-    nibbles_to_floats(pair + 64 + 256 * half, k, w);
-    store(out[k], mul(sub(load(w), set1(8.0f)), d));
-  }
+  each_nibble(pair + 64 + 256 * half, [&](int k, I32x16 w) { store(out[k], mul(less_by(w, 8), d)); });
 }
 
 KVW_INLINE void unpack_q4_1(const uint8_t* block, Floats out) {
   const F32x16 d = load_f16(reinterpret_cast<const uint16_t*>(block));
   const F32x16 m = load_f16(reinterpret_cast<const uint16_t*>(block) + kLanes);
-  for (int k = 0; k < 32; ++k) {
-    float w[kLanes];
-    nibbles_to_floats(block + 64, k, w);
-    store(out[k], fma(load(w), d, m));
-  }
+  each_nibble(block + 64, [&](int k, I32x16 w) { store(out[k], fma(to_f32(w), d, m)); });
 }
 
 // f16 d | uint32 fifth bits | 16 bytes of nibbles: d · (w - 16)

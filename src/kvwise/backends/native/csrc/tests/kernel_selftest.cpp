@@ -142,19 +142,22 @@ Verdict check_weights(const Pair& pair, WeightType type, Random& random) {
       for (int64_t r = 0; r < rows; ++r) {
         pair.scalar.quantize(x.data() + r * inputs, q8.data() + static_cast<size_t>(r) * q8_stride, inputs);
       }
-      Floats out[2] = {Floats(rows * outputs), Floats(rows * outputs)};
-      for (int side = 0; side < 2; ++side) {
-        MatmulArgs args;
-        args.weight = matrix;
-        const bool quantized = takes_q8_activations(type);
-        args.x = quantized ? q8.data() : reinterpret_cast<const uint8_t*>(x.data());
-        args.x_stride = quantized ? q8_stride : 4 * static_cast<size_t>(inputs);
-        args.bias = rows % 2 ? bias.data() : nullptr;
-        args.out = out[side].data();
-        args.out_stride = 4 * static_cast<size_t>(outputs);
-        (side ? pair.other : pair.scalar).matmul(args, 0, num_tiles(outputs), 0, rows);
+      for (const bool quantized : {false, true}) {
+        if (quantized && !can_take_q8(type)) continue;
+        Floats out[2] = {Floats(rows * outputs), Floats(rows * outputs)};
+        for (int side = 0; side < 2; ++side) {
+          MatmulArgs args;
+          args.weight = matrix;
+          args.q8_activations = quantized;
+          args.x = quantized ? q8.data() : reinterpret_cast<const uint8_t*>(x.data());
+          args.x_stride = quantized ? q8_stride : 4 * static_cast<size_t>(inputs);
+          args.bias = rows % 2 ? bias.data() : nullptr;
+          args.out = out[side].data();
+          args.out_stride = 4 * static_cast<size_t>(outputs);
+          (side ? pair.other : pair.scalar).matmul(args, 0, num_tiles(outputs), 0, rows);
+        }
+        verdict.add(out[0].same_as(out[1]));
       }
-      verdict.add(out[0].same_as(out[1]));
     }
     for (int64_t row = 0; row < outputs; ++row) {
       Floats a(inputs), b(inputs);
