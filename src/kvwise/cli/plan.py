@@ -67,14 +67,12 @@ def plan_command(
 
 
 def _print(result: Plan, as_json: bool) -> None:
+    from kvwise.cli.output import people, print_json
+
     if as_json:
-        from kvwise.cli.output import print_json
-
         print_json(result.to_json())
-        return
-    from rich.console import Console
-
-    render_plan(result, Console(highlight=False, soft_wrap=True))
+    else:
+        render_plan(result, people(stderr=False))
 
 
 def parse_bytes(option: str, text: str) -> int:
@@ -88,12 +86,12 @@ def parse_bytes(option: str, text: str) -> int:
 
 def render_plan(plan: Plan, console: Console) -> None:
     """The tables for people. Prints to `console`, nothing else."""
-    from rich.markup import escape
+    from kvwise.cli.output import printable
 
     active = plan.active_parameters
     some = f", {format_count(active)} of them active per token" if active and active != plan.parameters else ""
     counted = f"{format_count(plan.parameters)} parameters{some}"
-    console.print(f"[bold]{escape(plan.model)}[/bold] ({plan.source}), {counted}")
+    console.print(f"{printable(plan.model)} ({plan.source}), {counted}", style="bold")
     console.print(_ledger(plan))
     console.print(_verdict(plan))
     console.print(_weights(plan))
@@ -101,7 +99,7 @@ def render_plan(plan: Plan, console: Console) -> None:
     if plan.alternatives:
         console.print(_alternatives(plan))
     for note in plan.notes:
-        console.print(f"note: {note}", style="dim", markup=False)
+        console.print(f"note: {printable(note)}", style="dim")
 
 
 def _ledger(plan: Plan) -> Table:
@@ -120,6 +118,8 @@ def _verdict(plan: Plan) -> str:
 def _weights(plan: Plan) -> Table:
     table = _table("weights", "bytes")
     table.add_row(plan.weight_type, format_bytes(plan.weight_bytes))
+    for part in () if plan.stored is None else plan.stored.parts:
+        table.add_row(f"  in the files: {part.part.value}", format_bytes(part.nbytes))
     for name, nbytes in plan.weight_bytes_at.items():
         table.add_row(f"at {name}", format_bytes(nbytes))
     return table

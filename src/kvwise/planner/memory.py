@@ -31,6 +31,7 @@ from kvwise.planner.sizes import (
     uniform_types,
     weight_type,
 )
+from kvwise.planner.stored import StoredCount, count_stored
 from kvwise.program.ir import Program
 from kvwise.spec.check import check_spec
 from kvwise.spec.dtypes import TensorType
@@ -67,6 +68,7 @@ def plan(
     Raises UsageError, ModelNotFound, CheckpointError, SpecError or UnknownArchitecture.
     """
     described = _describe(model)
+    stored = described.stored if weights is None else None
     spec = described.spec
     context = _check_tokens("context", min(spec.max_positions, DEFAULT_CONTEXT) if context is None else context)
     batch = _check_tokens("batch", batch)
@@ -77,14 +79,15 @@ def plan(
         types = uniform_types(program, weight_type(weights))
     host = host or read_host_memory()
     options = _options(kv, context, batch)
-    memory = _memory_plan(program, types, kv, options, backend, host, memory_limit)
+    counted = None if stored is None else stored.weight_bytes
+    memory = _memory_plan(program, types, kv, options, backend, host, memory_limit, counted)
     return Plan(
         model=described.name,
         source=described.source,
         family=spec.family,
         parameters=program.num_parameters,
-        weight_bytes=sum(stored_bytes(program, types).values()),
-        weight_type=_type_names(types),
+        weight_bytes=sum(stored_bytes(program, types).values()) if counted is None else counted,
+        weight_type=_type_names(types) if stored is None else ", ".join(stored.dtypes).lower(),
         kv=kv,
         context=context,
         batch=batch,
@@ -94,8 +97,9 @@ def plan(
         memory_limit=memory_limit,
         memory=memory,
         spec=spec,
-        notes=_notes(spec, program, context),
+        notes=_notes(spec, program, context, stored),
         active_parameters=program.num_active_parameters,
+        stored=stored,
     )
 
 
@@ -159,13 +163,14 @@ def plan_shape(
 
 @dataclass(frozen=True, slots=True)
 class _Described:
-    """A model with the types its weights are stored in."""
+    """A model with the types its weights are stored in, or the count of its files where no engine here loads them."""
 
     name: str
     source: str
     spec: ModelSpec
     program: Program
     types: Mapping[str, TensorType]
+    stored: StoredCount | None = None
 
 
 def _describe(model: str | Path | Mapping[str, object] | ModelSpec) -> _Described:
@@ -175,18 +180,32 @@ def _describe(model: str | Path | Mapping[str, object] | ModelSpec) -> _Describe
         spec = spec_from_config(model)
         return _from_spec(spec, spec.family, "config")
     from kvwise.checkpoint import match_tensors, open_checkpoint, read_config
+    from kvwise.checkpoint.names import has_names
     from kvwise.checkpoint.resolve import resolve_model
+    from kvwise.checkpoint.safetensors import INDEX_FILE
 
     path = resolve_model(str(model), weights=False)
+    if path.name == INDEX_FILE:
+        path = path.parent
     if path.suffix == ".json" or _holds_only_a_config(path):
         where = path if path.is_dir() else path.parent
         return _from_spec(spec_from_config(read_config(path)), where.name or str(model), "config.json")
+    if path.suffix.lower() == ".safetensors" or (path.is_dir() and not any(path.glob("*.gguf"))):
+        config = read_config(path if path.is_dir() else path.parent)
+        spec = spec_from_config(config)
+        if "quantization_config" in config or not has_names(spec.family):
+            return _counted(path, config, spec, str(model))
     with open_checkpoint(path) as checkpoint:
         program = build_program(checkpoint.spec)
         match_tensors(program.expected_shapes, checkpoint)
         types = {name: checkpoint.tensors[name].type for name in program.weights}
         name = checkpoint.spec.name or path.stem
         return _Described(name, checkpoint.format, checkpoint.spec, program, types)
+
+
+def _counted(path: Path, config: Mapping[str, object], spec: ModelSpec, name: str) -> _Described:
+    described = _from_spec(spec, (path if path.is_dir() else path.parent).name or name, "safetensors")
+    return replace(described, stored=count_stored(path, config, spec, described.program))
 
 
 def _holds_only_a_config(path: Path) -> bool:
@@ -214,8 +233,12 @@ def _memory_plan(
     backend_name: str,
     host: HostMemory,
     memory_limit: int | None,
+    counted_bytes: int | None,
 ) -> MemoryPlan:
     """By the backend that would run it; by what is stored where none here can."""
+    if counted_bytes is not None:
+        sizes = StoredSizes(counted_bytes)
+        return plan_memory(program, types, kv, options, sizes, 0, host, memory_limit=memory_limit)
     backend = _backend(backend_name) if runs(program) and runs_on(backend_name, types) else None
     if backend is not None and kv.kv_type.name in backend.kv_types:
         with suppress(BackendError):  # a weight type that it can't run
@@ -269,8 +292,11 @@ def _type_names(types: Mapping[str, TensorType]) -> str:
     return ", ".join(dict.fromkeys(t.name for t in types.values()))
 
 
-def _notes(spec: ModelSpec, program: Program, context: int) -> tuple[str, ...]:
+def _notes(spec: ModelSpec, program: Program, context: int, stored: StoredCount | None) -> tuple[str, ...]:
     notes = spec.notes
+    if stored is not None:
+        notes = tuple(note for note in notes if not note.startswith("quantization_config"))
+        notes += tuple(f"in the files beyond the formula: {n:+,} elements, {why}" for why, n in stored.differences())
     if not runs(program):
         notes = (*notes, f"{spec.family} models are counted and priced only: no backend runs them yet")
     if context <= spec.max_positions:

@@ -10,6 +10,7 @@ from kvwise.ledger.host import HostMemory
 from kvwise.ledger.memory import MemoryPlan, check_fits
 from kvwise.ledger.rows import LedgerRow, largest_residual_bytes
 from kvwise.planner.sizes import PLAIN_BITS, plain_weight_bytes
+from kvwise.planner.stored import StoredCount
 from kvwise.spec.kv import KVCacheSpec
 from kvwise.spec.model import ModelSpec
 from kvwise.units import format_bytes
@@ -46,6 +47,7 @@ class Plan:
     """Every figure of `kvwise plan`. `memory` is None for a shape alone, which has no program.
 
     active_parameters: all but those of experts that a token is not sent to; None where that is not known.
+    stored: what the files hold, part by part, where no engine here loads them.
     weight_bytes: as stored, or in the type asked for. kv_bytes: context x batch, exact tokens.
     """
 
@@ -66,6 +68,7 @@ class Plan:
     spec: ModelSpec | None
     notes: tuple[str, ...]
     active_parameters: int | None = None
+    stored: StoredCount | None = None
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -154,6 +157,7 @@ class Plan:
             "active_parameters": self.active_parameters,
             "weight_bytes": self.weight_bytes,
             "weight_type": self.weight_type,
+            "stored": None if self.stored is None else self.stored.to_json(),
             "weight_bytes_at": self.weight_bytes_at,
             "kv_dtype": self.kv.kv_type.name,
             "kv_bytes_per_token": self.kv_bytes_per_token,

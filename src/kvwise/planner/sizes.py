@@ -72,10 +72,16 @@ def stored_bytes(program: Program, types: Mapping[str, TensorType]) -> dict[str,
 
 
 class StoredSizes:
-    """A backend that holds weights as they are stored and runs nothing: what any engine needs at least."""
+    """A backend that holds weights as they are stored and runs nothing: what any engine needs at least.
+
+    counted_bytes: all weights' bytes where they were counted in the files; None: by the types they are stored in.
+    """
 
     name = "stored"
     kv_types = tuple(KV_TYPES)
+
+    def __init__(self, counted_bytes: int | None = None) -> None:
+        self._counted_bytes = counted_bytes
 
     def lower(self, program: Program, types: Mapping[str, TensorType]) -> Program:
         return program
@@ -87,7 +93,9 @@ class StoredSizes:
         self, program: Program, types: Mapping[str, TensorType], kv: KVCacheSpec, options: LoadOptions
     ) -> MemoryNeeds:
         arena = plan_arena(program, options.limits)
-        weights = sum(self.weight_bytes(program, types).values())
+        weights = self._counted_bytes
+        if weights is None:
+            weights = sum(self.weight_bytes(program, types).values())
         pool = options.num_blocks * kv.bytes_per_block
         states = options.limits.max_requests * kv.state_bytes_per_request
         return MemoryNeeds(weights, pool, arena.total_bytes, arena.logits_bytes, 0, states)

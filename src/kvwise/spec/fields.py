@@ -129,6 +129,10 @@ class Fields:
             raise self.wrong(name, "an object with string keys")
         return Fields(value, self.name_of(name))
 
+    def names(self) -> tuple[str, ...]:
+        """What is written, prefixes included."""
+        return tuple(self._values)
+
     def raw(self, name: str) -> object:
         """The value as it is, None where there is none."""
         return self._values.get(self._prefix + name)
