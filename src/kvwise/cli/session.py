@@ -45,6 +45,8 @@ def model_and_prompt(arguments: Sequence[str]) -> tuple[str, str]:
 def _read_stdin() -> str:
     try:
         return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
+    except OSError as error:
+        raise UsageError(f"standard input can't be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise UsageError(f"standard input is not UTF-8 text (byte {error.start})") from None
 
@@ -58,6 +60,13 @@ def _names_a_model(argument: str) -> bool:
     except KvwiseError:
         return False
     return True
+
+
+def open_model(name: str, console: Console, *, backend: str, kv_dtype: str) -> OpenedModel:
+    """Open a model, and say so where it must be downloaded first."""
+    from kvwise.engine import model
+
+    return model.open_model(name, backend=backend, kv_dtype=kv_dtype, progress=console.print)
 
 
 def encode_prompt(opened: OpenedModel, prompt: str, *, raw: bool) -> list[int]:
@@ -85,7 +94,7 @@ def forecast(
 
     options = opened.load_options(settings)
     try:
-        profile = machine_profile(opened.backend.name, options.threads, opened.matmul_types)
+        profile = machine_profile(opened.backend.name, options.threads, opened.matmul_kinds)
         return forecast_response(
             opened.pricer(profile), prompt_tokens, output_tokens, step_tokens=options.limits.max_tokens
         )

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from kvwise.backends import BACKENDS
-from kvwise.backends.price.price import Pricer
+from kvwise.backends.price.price import Pricer, matmul_kind
 from kvwise.backends.protocol import Backend, LoadedProgram, LoadOptions, Progress
 from kvwise.backends.runnable import check_runs
 from kvwise.checkpoint.bundled import BUNDLED_NAME
@@ -161,9 +161,9 @@ class OpenedModel:
         return self.path if self.path.is_dir() else self.path.parent
 
     @property
-    def matmul_types(self) -> list[str]:
-        """Types of the weights that are multiplied with: what a device profile must know of."""
-        return sorted({self.types[op.weight].name for op in self.program.ops if isinstance(op, MatMul)})
+    def matmul_kinds(self) -> list[str]:
+        """The kinds of matmul in the program: what a device profile must know of."""
+        return sorted({matmul_kind(self.program, op, self.types) for op in self.program.ops if isinstance(op, MatMul)})
 
     @property
     def weight_bytes(self) -> dict[str, int]:

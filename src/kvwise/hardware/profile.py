@@ -1,4 +1,4 @@
-"""A device profile: bandwidth by working set, arithmetic by weight type, fixed costs; measured, or with a source.
+"""A device profile: bandwidth by working set, arithmetic by kind of matmul, fixed costs; measured, or with a source.
 
 Where a figure is missing the answer is NotMeasured, never a guess. Profiles are JSON files in the user's cache, one
 per machine, thread count and version of the arithmetic.
@@ -16,12 +16,12 @@ from typing import Any, Final
 
 from kvwise.errors import NotMeasured
 
-PROFILE_VERSION: Final = 1
+PROFILE_VERSION: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class MatmulFigures:
-    """Matmuls on one weight type. read_bandwidth: (working set in bytes, weight bytes/s) for one row, ascending;
+    """Matmuls of one kind: weight type, and q8 or float32 activations. read_bandwidth: (working set in bytes, weight bytes/s) for one row, ascending;
     flops: FLOP/s for many rows. The working set is what a step reads again and again: what fits a cache is not read
     from memory."""
 
@@ -44,7 +44,7 @@ class MatmulFigures:
 class DeviceProfile:
     """What one machine does with `threads` threads.
 
-    matmuls: by weight type. attention_bandwidth: KV bytes/s for one query; attention_flops: FLOP/s for many.
+    matmuls: by kind, such as "q8_0*q8" or "f16". attention_bandwidth: KV bytes/s for one query; attention_flops: FLOP/s for many.
     elementwise_bandwidth: activation bytes/s of everything else. op_seconds, step_seconds: fixed costs.
     """
 
@@ -59,10 +59,10 @@ class DeviceProfile:
     step_seconds: float | None = None
     version: int = PROFILE_VERSION
 
-    def matmul(self, weight_type: str) -> MatmulFigures:
-        if weight_type not in self.matmuls:
-            raise self._missing(f"matmuls on {weight_type} weights")
-        return self.matmuls[weight_type]
+    def matmul(self, kind: str) -> MatmulFigures:
+        if kind not in self.matmuls:
+            raise self._missing(f"matmuls of kind {kind}")
+        return self.matmuls[kind]
 
     def figure(self, name: str) -> float:
         """One of the single figures by its field's name. Raises NotMeasured when it is None."""

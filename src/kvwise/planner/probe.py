@@ -1,8 +1,8 @@
 """Measures this machine with the backend's own ops on small synthetic programs, and keeps the result in the cache.
 
 Zeros serve as weights: no kernel's speed depends on values. Each figure is the fastest of a few repetitions: what the
-machine can do when nobody else wants it. A few weight types take about a second; types are measured when a model
-first needs them.
+machine can do when nobody else wants it. A few kinds take about a second; kinds of matmul are measured when
+a model first needs them.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ REPETITIONS: Final = 4
 WORKING_SETS: Final = (4 << 20, 16 << 20, 48 << 20, 160 << 20)
 
 
-def machine_profile(backend: str, threads: int, weight_types: Collection[str]) -> DeviceProfile:
+def machine_profile(backend: str, threads: int, kinds: Collection[str]) -> DeviceProfile:
     """This machine's profile for `backend`, from the cache, with what is missing measured now."""
     path = profile_path(cache_dir(), f"{backend}-{_machine_key()}", threads)
     known = load_profile(path)
-    missing = [t for t in weight_types if known is None or t not in known.matmuls]
+    missing = [kind for kind in kinds if known is None or kind not in known.matmuls]
     if known is not None and not missing:
         return known
     profile = _probe(BACKENDS[backend], threads, missing, known)
@@ -76,18 +76,20 @@ def _machine_key() -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
 
-def _probe(backend: Backend, threads: int, weight_types: Collection[str], known: DeviceProfile | None) -> DeviceProfile:
+def _probe(backend: Backend, threads: int, kinds: Collection[str], known: DeviceProfile | None) -> DeviceProfile:
     profile = known or _probe_fixed(backend, threads)
-    measured = {name: _probe_matmuls(backend, threads, TENSOR_TYPES[name]) for name in weight_types}
+    measured = {kind: _probe_matmuls(backend, threads, kind) for kind in kinds}
     return replace(profile, matmuls={**profile.matmuls, **measured})
 
 
-def _probe_matmuls(backend: Backend, threads: int, weight_type: TensorType) -> MatmulFigures:
+def _probe_matmuls(backend: Backend, threads: int, kind: str) -> MatmulFigures:
+    name, _, q8 = kind.partition("*")
+    weight_type = TENSOR_TYPES[name]
     pair_bytes = 2 * INTERMEDIATE * weight_type.row_bytes(HIDDEN)
     points = []
     flops = 0.0
     for pairs in sorted({max(1, round(size / pair_bytes)) for size in WORKING_SETS}):
-        with _Bench(backend, _matmul_program(pairs), weight_type, threads) as bench:
+        with _Bench(backend, _matmul_program(pairs), weight_type, threads, q8=bool(q8)) as bench:
             cost = bench.cost(StepShape.prefill(1))
             points.append((cost.weight_bytes, cost.weight_bytes / bench.seconds(1, 1)))
             if not flops:
@@ -199,10 +201,12 @@ class _ZeroSource:
 class _Bench:
     """A synthetic program, loaded; matrices of `weight_type`, everything else float32. A context manager."""
 
-    def __init__(self, backend: Backend, program: Program, weight_type: TensorType, threads: int) -> None:
+    def __init__(
+        self, backend: Backend, program: Program, weight_type: TensorType, threads: int, *, q8: bool = False
+    ) -> None:
         types = {name: weight_type if name.startswith("layers.") else TENSOR_TYPES["f32"] for name in program.weights}
         self.kv = KVCacheSpec(program.kv_layers, KV_TYPES["f16"])
-        self.program = backend.lower(program, types)
+        self.program = backend.lower(program, types) if q8 else program
         self._weight_bytes = backend.weight_bytes(self.program, types)
         limits = StepLimits(MANY_ROWS, 1, 1, CONTEXT)
         self._options = LoadOptions(CONTEXT // self.kv.block_tokens, limits, threads)

@@ -1,6 +1,6 @@
 """Seconds of a step before it runs: each op is bound by the bytes it moves or by its arithmetic, plus fixed costs.
 
-    matmul      max(weight bytes / bandwidth[weight type](working set), FLOPs / flops[weight type]) + op_seconds
+    matmul      max(weight bytes / bandwidth[kind](working set), FLOPs / flops[kind]) + op_seconds
     experts     likewise, with the bytes that are expected to be read
     attention   max(KV bytes / attention bandwidth, FLOPs / attention arithmetic) + op_seconds; a latent's projections
                 and an index are counted with it
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from kvwise.hardware.profile import DeviceProfile
 from kvwise.program.cost import OpCost, cost_of
-from kvwise.program.ir import Attention, MatMul, Op, Program
+from kvwise.program.ir import Attention, MatMul, Op, Program, SlotType
 from kvwise.program.special import BorrowedAttention, DeltaRule, Experts, Index, LatentAttention, StateSpace
 from kvwise.spec.dtypes import TensorType
 from kvwise.spec.kv import KVCacheSpec
@@ -39,6 +39,12 @@ class StepPrice:
     ops: tuple[OpPrice, ...]
     predicted_seconds: float
     cost: OpCost
+
+
+def matmul_kind(program: Program, op: MatMul | Experts, types: Mapping[str, TensorType]) -> str:
+    """Which arithmetic a matmul is: the weight's type, marked where its activations are q8. A profile's key."""
+    name = types[op.weight if isinstance(op, MatMul) else op.up].name
+    return f"{name}*q8" if program.slots[op.x].type is SlotType.Q8 else name
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +69,7 @@ class Pricer:
         profile = self.profile
         arithmetic_s = 0.0
         if isinstance(op, (MatMul, Experts)):
-            weight = op.weight if isinstance(op, MatMul) else op.up
-            figures = profile.matmul(self.types[weight].name)
+            figures = profile.matmul(matmul_kind(self.program, op, self.types))
             memory_s = cost.weight_bytes / figures.bandwidth(working_set)
             arithmetic_s = cost.flops / figures.flops
         elif isinstance(op, (Attention, BorrowedAttention, LatentAttention, Index)):
