@@ -76,7 +76,7 @@ static void attend_whole(QueryTile<T>& tile) {
   }
   std::memset(tile.total_out, 0, sizeof(float) * rows * tile.padded);
   for (int span = tile.first_span(); span <= tile.last_span(); ++span) {
-    const RowRange range = tile.compute_span(span, span < tile.last_span());
+    const RowRange range = tile.compute_span(span, span == tile.first_span(), span < tile.last_span());
     for (int r = range.begin; r < range.end; ++r)
       combine(tile.total_maximum + r, tile.total_sum + r, tile.total_out + static_cast<int64_t>(r) * tile.padded,
               tile.maximum[r], tile.weight_sum[r], tile.span_out + static_cast<int64_t>(r) * tile.padded, tile.padded);
@@ -99,7 +99,7 @@ static void attend_spans(QueryTile<T>& tile) {
     return partials + (place * a.num_q_heads + static_cast<int64_t>(item.kv_head) * tile.group + g) * stride;
   };
   for (int span = item.span_begin; span < item.span_end; ++span) {
-    tile.compute_span(span, span + 1 < item.span_end);
+    tile.compute_span(span, span == item.span_begin, span + 1 < item.span_end);
     for (int g = 0; g < tile.group; ++g) {
       float* const to = partial(span, g);
       to[0] = tile.maximum[g];

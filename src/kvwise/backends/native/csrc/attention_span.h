@@ -115,12 +115,15 @@ struct QueryTile {
   static bool streams(RowRange rows) { return rows.end - rows.begin <= kMaxRows; }
   static bool widens(RowRange rows) { return sizeof(T) != sizeof(float) && !streams(rows); }
 
-  void score_span(RowRange rows) {
+  // `cold`: nothing has asked for this span's K yet.
+  void score_span(RowRange rows, bool cold) {
     const float scale = a.softcap > 0 ? a.scale / a.softcap : a.scale * kLog2E;
     const int first = visible[rows.begin].begin / 16, last = (visible[rows.end - 1].end - 1) / 16;
     const bool widen = widens(rows);
     for (int b = first; b <= last; b = (b / 4 + 1) * 4) {
       const int stop = last + 1 < (b / 4 + 1) * 4 ? last + 1 : (b / 4 + 1) * 4;
+      if (cold && streams(rows))
+        for (int i = stop; i < stop + 4 && i <= last; ++i) fetch_ahead<true>(k[i], 16 * dim);
       const float* wide[kSpanBlocks];
       for (int i = b; widen && i < stop; ++i) {
         float* const to = widened + (i - b) * 16 * padded;
@@ -233,9 +236,9 @@ struct QueryTile {
     }
   }
 
-  RowRange compute_span(int span, bool more) {
+  RowRange compute_span(int span, bool first, bool more) {
     const RowRange rows = enter_span(span, more);
-    score_span(rows);
+    score_span(rows, first);
     softmax_span(rows);
     value_span(rows);
     return rows;
