@@ -16,8 +16,8 @@ from kvwise.spec.hf_config import KNOWN_MODEL_TYPES
 MODELS: list[dict[str, Any]] = json.loads((Path(__file__).parent / "models.json").read_text())["models"]
 BY_ID = {m["id"]: m for m in MODELS}
 EXACT = (
-    "parameters", "active_parameters", "kv_bytes_per_token", "kv_bytes_per_token_growing", "state_bytes_per_request",
-    "index_bytes_per_token",
+    "parameters", "active_parameters", "embedding_parameters", "kv_bytes_per_token", "kv_bytes_per_token_growing",
+    "state_bytes_per_request", "index_bytes_per_token",
 )  # fmt: skip
 
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvwise.program.cost import OpCost, ProgramCost, cost_of, visible_positions, visible_span
+from kvwise.program.cost import OpCost, ProgramCost, cost_of
 from kvwise.program.ir import Attention, MatMul, Program, Role
+from kvwise.program.visible import visible_positions, visible_span
 from kvwise.spec.kv import KVCacheSpec
 from kvwise.spec.shape import StepShape
 from program.families import PROGRAMS, SPECS

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from kvwise.models import build_program
 from kvwise.program.arena import plan_arena
-from kvwise.program.cost import OpCost, ProgramCost, chunk_positions, chunk_span, cost_of
+from kvwise.program.cost import OpCost, ProgramCost, cost_of
 from kvwise.program.ir import Program, Role
 from kvwise.program.special import BorrowedAttention, DeltaRule, Experts, Index, LatentAttention, StateSpace
+from kvwise.program.visible import chunk_positions, chunk_span
 from kvwise.spec.hf_config import spec_from_config
 from kvwise.spec.kv import KVCacheSpec
 from kvwise.spec.shape import StepLimits, StepShape

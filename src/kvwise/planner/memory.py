@@ -18,11 +18,12 @@ from typing import Final
 from kvwise.backends import BACKENDS
 from kvwise.backends.protocol import Backend, LoadOptions
 from kvwise.backends.runnable import runs
-from kvwise.errors import BackendError, UsageError
+from kvwise.errors import BackendError
 from kvwise.ledger.host import HostMemory, read_cpu_budget, read_host_memory
 from kvwise.ledger.memory import MemoryPlan, plan_memory
 from kvwise.models import build_program
-from kvwise.planner.plan import Alternative, KVCell, Plan
+from kvwise.planner.plan import Alternative, Plan
+from kvwise.planner.shape import DEFAULT_CONTEXT, plan_shape
 from kvwise.planner.sizes import (
     StoredSizes,
     check_rows_divide,
@@ -32,20 +33,18 @@ from kvwise.planner.sizes import (
     weight_type,
 )
 from kvwise.planner.stored import StoredCount, count_stored
+from kvwise.planner.tables import alternative, check_tokens, kv_table
 from kvwise.program.ir import Program
 from kvwise.spec.check import check_spec
 from kvwise.spec.dtypes import TensorType
 from kvwise.spec.hf_config import spec_from_config
-from kvwise.spec.kv import KV_TYPES, KVCacheSpec, LayerKV
-from kvwise.spec.model import MAX_LAYERS, MAX_WIDTH, AttentionSpec, LayerSpec, ModelSpec
+from kvwise.spec.kv import KVCacheSpec
+from kvwise.spec.model import AttentionSpec, LayerSpec, ModelSpec
 from kvwise.spec.shape import StepLimits
 
-TABLE_CONTEXTS: Final = (2048, 8192, 32768)
-TABLE_BATCHES: Final = (1, 8, 32)
-DEFAULT_CONTEXT: Final = 4096  # as the engine's, where the model allows it
-DEFAULT_STEP_TOKENS: Final = 512  # likewise
-MAX_TOKENS: Final = 2**40
-MAX_PARAMS: Final = 1e18
+__all__ = ["plan", "plan_shape"]
+
+DEFAULT_STEP_TOKENS: Final = 512  # as the engine's
 
 
 def plan(
@@ -70,8 +69,8 @@ def plan(
     described = _describe(model)
     stored = described.stored if weights is None else None
     spec = described.spec
-    context = _check_tokens("context", min(spec.max_positions, DEFAULT_CONTEXT) if context is None else context)
-    batch = _check_tokens("batch", batch)
+    context = check_tokens("context", min(spec.max_positions, DEFAULT_CONTEXT) if context is None else context)
+    batch = check_tokens("batch", batch)
     kv = KVCacheSpec.of(spec, kv_dtype)
     program, types = described.program, described.types
     if weights is not None:
@@ -91,7 +90,7 @@ def plan(
         kv=kv,
         context=context,
         batch=batch,
-        kv_table=_kv_table(kv, context, batch),
+        kv_table=kv_table(kv, context, batch),
         alternatives=_alternatives(spec, kv, context, batch),
         host=host,
         memory_limit=memory_limit,
@@ -99,65 +98,8 @@ def plan(
         spec=spec,
         notes=_notes(spec, program, context, stored),
         active_parameters=program.num_active_parameters,
+        embedding_parameters=program.num_embedding_parameters,
         stored=stored,
-    )
-
-
-def plan_shape(
-    *,
-    params: float,
-    layers: int,
-    kv_heads: int,
-    head_dim: int,
-    q_heads: int | None = None,
-    context: int | None = None,
-    batch: int = 1,
-    kv_dtype: str = "f16",
-    weights: str = "bf16",
-    memory_limit: int | None = None,
-    host: HostMemory | None = None,
-) -> Plan:
-    """The same for a shape alone: weights are params x bits, K and V are layers x KV heads x head_dim.
-
-    Without `q_heads` there is no telling what MHA would cost. Raises UsageError.
-    """
-    if not 1 <= params <= MAX_PARAMS:  # false for NaN
-        raise UsageError(f"params is {params}", expected=f"1 to {MAX_PARAMS:g}")
-    _check_range("layers", layers, MAX_LAYERS)
-    shared_by = kv_heads if q_heads is None else q_heads
-    for name, value in (("kv_heads", kv_heads), ("head_dim", head_dim), ("q_heads", shared_by)):
-        _check_range(name, value, MAX_WIDTH)
-    if shared_by % kv_heads:
-        raise UsageError(f"{q_heads} query heads can't share {kv_heads} KV heads evenly")
-    context = _check_tokens("context", DEFAULT_CONTEXT if context is None else context)
-    batch = _check_tokens("batch", batch)
-    kv = KVCacheSpec((LayerKV(kv_heads, head_dim, head_dim, None),) * layers, KV_TYPES[kv_dtype])
-    stored_as = weight_type(weights)
-    parameters = round(params)
-    blocks = -(-parameters // stored_as.block_elements)
-    return Plan(
-        model=f"{layers} layers x {kv_heads} KV heads x {head_dim}",
-        source="shape",
-        family=None,
-        parameters=parameters,
-        weight_bytes=blocks * stored_as.block_bytes,
-        weight_type=stored_as.name,
-        kv=kv,
-        context=context,
-        batch=batch,
-        kv_table=_kv_table(kv, context, batch),
-        alternatives=tuple(
-            _alternative(
-                name, replace(kv, layers=(LayerKV(heads, head_dim, head_dim, None),) * layers), None, context, batch
-            )
-            for name, heads in (("mha", q_heads), ("mqa", 1))
-            if heads
-        ),
-        host=host or read_host_memory(),
-        memory_limit=memory_limit,
-        memory=None,
-        spec=None,
-        notes=("a shape has no program: activations and logits are not in the total",),
     )
 
 
@@ -255,16 +197,6 @@ def _backend(name: str) -> Backend | None:
         return None
 
 
-def _kv_table(kv: KVCacheSpec, context: int, batch: int) -> tuple[KVCell, ...]:
-    contexts = sorted({*TABLE_CONTEXTS, context})
-    batches = sorted({*TABLE_BATCHES, batch})
-    return tuple(
-        KVCell(n, b, b * kv.kv_stored_bytes(n), b * kv.kv_stored_bytes(n, evict_windows=True))
-        for n in contexts
-        for b in batches
-    )
-
-
 def _alternatives(spec: ModelSpec, kv: KVCacheSpec, context: int, batch: int) -> tuple[Alternative, ...]:
     """None where K and V are latents: their size does not follow from a number of heads."""
     if not any(isinstance(layer.mixer, AttentionSpec) for layer in spec.layers):
@@ -273,7 +205,7 @@ def _alternatives(spec: ModelSpec, kv: KVCacheSpec, context: int, batch: int) ->
     for name in ("mha", "mqa"):
         other = replace(spec, layers=tuple(_with_kv_heads(layer, mha=name == "mha") for layer in spec.layers))
         cache = KVCacheSpec.of(other, kv.kv_type.name, kv.block_tokens)
-        out.append(_alternative(name, cache, build_program(other).num_parameters, context, batch))
+        out.append(alternative(name, cache, build_program(other).num_parameters, context, batch))
     return tuple(out)
 
 
@@ -281,11 +213,6 @@ def _with_kv_heads(layer: LayerSpec, *, mha: bool) -> LayerSpec:
     if not isinstance(layer.mixer, AttentionSpec):
         return layer
     return replace(layer, mixer=replace(layer.mixer, num_kv_heads=layer.mixer.num_q_heads if mha else 1))
-
-
-def _alternative(name: str, kv: KVCacheSpec, parameters: int | None, context: int, batch: int) -> Alternative:
-    heads = max((layer.num_kv_heads for layer in kv.layers), default=0)
-    return Alternative(name, heads, parameters, kv.bytes_per_token, batch * kv.kv_stored_bytes(context))
 
 
 def _type_names(types: Mapping[str, TensorType]) -> str:
@@ -302,13 +229,3 @@ def _notes(spec: ModelSpec, program: Program, context: int, stored: StoredCount 
     if context <= spec.max_positions:
         return notes
     return (*notes, f"a context of {context:,} tokens is beyond the model's {spec.max_positions:,} positions")
-
-
-def _check_tokens(name: str, value: int) -> int:
-    return _check_range(name, value, MAX_TOKENS)
-
-
-def _check_range(name: str, value: int, high: int) -> int:
-    if not 1 <= value <= high:
-        raise UsageError(f"{name} is {value}", expected=f"1 to {high:,}")
-    return value

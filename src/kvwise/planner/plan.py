@@ -68,6 +68,7 @@ class Plan:
     spec: ModelSpec | None
     notes: tuple[str, ...]
     active_parameters: int | None = None
+    embedding_parameters: int | None = None
     stored: StoredCount | None = None
 
     @property
@@ -155,6 +156,7 @@ class Plan:
             "family": self.family,
             "parameters": self.parameters,
             "active_parameters": self.active_parameters,
+            "embedding_parameters": self.embedding_parameters,
             "weight_bytes": self.weight_bytes,
             "weight_type": self.weight_type,
             "stored": None if self.stored is None else self.stored.to_json(),

@@ -25,6 +25,18 @@ _PLAIN_TYPES: Final[Mapping[str, TensorType]] = {
     "fp16": TENSOR_TYPES["f16"],
     "int8": TensorType("int8", 1, 1, None),
     "int4": TensorType("int4", 2, 1, None),
+    "fp8": TensorType("fp8", 1, 1, None),
+}
+# Formats with scales that are counted and not read here: bytes of a block.
+_COUNTED_TYPES: Final[Mapping[str, TensorType]] = {
+    t.name: t
+    for t in (
+        TensorType("int4_g128", 256, 133, None),  # AWQ, GPTQ: of each 128, a 16-bit scale and a 4-bit zero point
+        TensorType("mxfp4", 32, 17, None),  # an 8-bit scale of each 32 (OCP microscaling 1.0)
+        TensorType("nvfp4", 16, 9, None),  # an FP8 scale of each 16, and one float32 of each matrix, not counted here
+        TensorType("iq4_nl", 32, 18, None),
+        TensorType("iq4_xs", 256, 136, None),
+    )
 }
 _VECTOR_TYPE: Final = TENSOR_TYPES["f32"]  # GGUF keeps norms and biases in f32 beside quantized matrices
 
@@ -39,18 +51,19 @@ def plain_weight_bytes(parameters: int, name: str) -> int:
 
 
 def weight_type(name: str) -> TensorType:
-    """The format called `name`: a tensor type, or fp32, fp16, int8, int4. Raises UsageError."""
-    if name in _PLAIN_TYPES:
-        return _PLAIN_TYPES[name]
+    """The format called `name`: a tensor type, a plain width, or one that is only counted. Raises UsageError."""
+    for counted in (_PLAIN_TYPES, _COUNTED_TYPES):
+        if name in counted:
+            return counted[name]
     if name in TENSOR_TYPES:
         return TENSOR_TYPES[name]
-    known = ", ".join(dict.fromkeys((*PLAIN_BITS, *TENSOR_TYPES)))
+    known = ", ".join(dict.fromkeys((*PLAIN_BITS, "fp8", *TENSOR_TYPES, *_COUNTED_TYPES)))
     raise UsageError(f"unknown weight type {name!r}", expected=f"one of {known}")
 
 
 def uniform_types(program: Program, weights: TensorType) -> dict[str, TensorType]:
     """Every weight stored as `weights`, as far as its blocks divide the rows; beside block types vectors stay f32."""
-    quantized = weights.block_elements > 1 and weights.ggml_id is not None
+    quantized = weights.block_elements > 1 and weights.name not in _PLAIN_TYPES
     return {
         w.name: _VECTOR_TYPE if quantized and w.role is Role.VECTOR else _fitting_type(weights, w.shape[-1])
         for w in program.weights.values()

@@ -238,6 +238,11 @@ class Program:
         return sum(w.num_elements for w in self.weights.values())
 
     @property
+    def num_embedding_parameters(self) -> int:
+        """Of the table that tokens are looked up in."""
+        return self.weights["embed.weight"].num_elements
+
+    @property
     def num_active_parameters(self) -> int:
         """Parameters that take part in computing one token: all but those of experts that it is not sent to."""
         return sum(w.num_elements // w.shape[0] * w.top_k if w.top_k else w.num_elements for w in self.weights.values())

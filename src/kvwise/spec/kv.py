@@ -148,15 +148,17 @@ class KVCacheSpec:
         """Blocks that hold `num_tokens` tokens of one request."""
         return ceil_div(num_tokens, self.block_tokens)
 
-    def kv_stored_bytes(self, context: int, *, evict_windows: bool = False) -> int:
+    def kv_stored_bytes(self, context: int, *, evict_windows: bool = False, step_tokens: int = 0) -> int:
         """Bytes of K and V held for one request of `context` tokens, exact tokens, no block rounding.
 
-        With `evict_windows` a layer with a window or chunk holds at most that many tokens.
+        With `evict_windows` a layer with a window or chunk holds at most that many tokens, and beside them the
+        `step_tokens` that a step writes before older ones may go (0 where an engine does not need them).
         """
         if not evict_windows:
             return context * self.bytes_per_token
         return sum(
-            min(context, layer.bound or context) * self.kv_type.row_bytes(layer.elements_per_token)
+            min(context, layer.bound + step_tokens if layer.bound else context)
+            * self.kv_type.row_bytes(layer.elements_per_token)
             for layer in self.layers
         )
 

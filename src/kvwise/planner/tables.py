@@ -1,0 +1,38 @@
+"""What every plan has, whatever it is made of: the table of K and V, the other numbers of heads, checked questions."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvwise.errors import UsageError
+from kvwise.planner.plan import Alternative, KVCell
+from kvwise.spec.kv import KVCacheSpec
+
+TABLE_CONTEXTS: Final = (2048, 8192, 32768)
+TABLE_BATCHES: Final = (1, 8, 32)
+MAX_TOKENS: Final = 2**40
+
+
+def kv_table(kv: KVCacheSpec, context: int, batch: int) -> tuple[KVCell, ...]:
+    contexts = sorted({*TABLE_CONTEXTS, context})
+    batches = sorted({*TABLE_BATCHES, batch})
+    return tuple(
+        KVCell(n, b, b * kv.kv_stored_bytes(n), b * kv.kv_stored_bytes(n, evict_windows=True))
+        for n in contexts
+        for b in batches
+    )
+
+
+def alternative(name: str, kv: KVCacheSpec, parameters: int | None, context: int, batch: int) -> Alternative:
+    heads = max((layer.num_kv_heads for layer in kv.layers), default=0)
+    return Alternative(name, heads, parameters, kv.bytes_per_token, batch * kv.kv_stored_bytes(context))
+
+
+def check_tokens(name: str, value: int) -> int:
+    return check_range(name, value, MAX_TOKENS)
+
+
+def check_range(name: str, value: int, high: int) -> int:
+    if not 1 <= value <= high:
+        raise UsageError(f"{name} is {value}", expected=f"1 to {high:,}")
+    return value

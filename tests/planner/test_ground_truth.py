@@ -1,0 +1,140 @@
+"""Figures that others published or measured, each through the public planner, within its tolerance."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvwise
+from kvwise.ledger.host import HostMemory, MemoryLimit
+from kvwise.planner.plan import Plan
+from kvwise.planner.shape import plan_shape
+from kvwise.units import GB, GiB, MiB
+from planner.test_published_models import BY_ID
+
+CHECKS: list[dict[str, Any]] = json.loads((Path(__file__).parent / "ground_truth.json").read_text())["checks"]
+HOST = HostMemory(2048 * GiB, (MemoryLimit("MemAvailable", 2048 * GiB),))
+
+# Configs of models that are not in the catalogue: from their config.json on the hub.
+LLAMA_405B = {
+    "model_type": "llama", "hidden_size": 16384, "num_hidden_layers": 126, "intermediate_size": 53248,
+    "num_attention_heads": 128, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072,
+}  # fmt: skip
+QWEN_1_5_32B = {
+    "model_type": "qwen2", "hidden_size": 5120, "num_hidden_layers": 64, "intermediate_size": 27392,
+    "num_attention_heads": 40, "num_key_value_heads": 8, "vocab_size": 152064,
+}  # fmt: skip
+YI_1_5_34B = {
+    "model_type": "llama", "hidden_size": 7168, "num_hidden_layers": 60, "intermediate_size": 20480,
+    "num_attention_heads": 56, "num_key_value_heads": 8, "vocab_size": 64000,
+}  # fmt: skip
+QWEN_27B_HYBRID = {
+    "model_type": "qwen3_5_text", "hidden_size": 5120, "num_hidden_layers": 64, "intermediate_size": 17408,
+    "num_attention_heads": 24, "num_key_value_heads": 4, "head_dim": 256, "linear_num_value_heads": 48,
+    "full_attention_interval": 4, "max_position_embeddings": 262144,
+}  # fmt: skip
+QWEN3_32B = {
+    "model_type": "qwen3", "hidden_size": 5120, "num_hidden_layers": 64, "intermediate_size": 25600,
+    "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
+}  # fmt: skip
+GPT_OSS_120B = {**BY_ID["openai/gpt-oss-20b"]["config"], "num_hidden_layers": 36, "num_local_experts": 128,
+                "layer_types": {"sliding_attention": 18, "full_attention": 18}}  # fmt: skip
+LLAMA_8B = BY_ID["meta-llama/Llama-3.1-8B"]["config"]  # Llama 3 8B has the same shape
+# llama.cpp's GGUF of the text half has a vocabulary of 262144, without the 64 rows for pictures.
+GEMMA3_4B = {**BY_ID["google/gemma-3-4b-it"]["config"], "vocab_size": 262144}
+
+
+def of(id: str, **asked: Any) -> Plan:
+    return plan(BY_ID[id]["config"], **asked)
+
+
+def plan(config: dict[str, Any], **asked: Any) -> Plan:
+    return kvwise.plan(config, host=HOST, **asked)
+
+
+def bits_per_weight(name: str) -> float:
+    return plan_shape(params=2**20, layers=1, kv_heads=1, head_dim=1, weights=name, host=HOST).weight_bytes * 8 / 2**20
+
+
+def vllm_kv_pool() -> float:
+    """0.9 of 39.50 GiB, less what vLLM reports as non-torch (0.10) and as peak of activations (9.37)."""
+    p = plan(LLAMA_8B, memory_limit=round((39.50 * 0.9 - 0.10 - 9.37) * GiB))
+    return (p.budget_bytes - p.weight_bytes) / GiB
+
+
+def gemma3_context() -> float:
+    """llama.cpp keeps a window and its micro-batch of 512 tokens in windowed layers."""
+    kv = plan(GEMMA3_4B).kv
+    return kv.kv_stored_bytes(32768, evict_windows=True, step_tokens=512) / MiB
+
+
+def ratio_405() -> float:
+    return plan(LLAMA_405B).kv_bytes_per_token / of("deepseek-ai/DeepSeek-V3").kv_bytes_per_token
+
+
+COMPUTED: dict[str, Callable[[], float]] = {
+    "kv-opt13b": lambda: of("facebook/opt-13b").kv_bytes_per_token,
+    "kv-llama2-7b": lambda: of("meta-llama/Llama-2-7b-hf").kv_bytes_per_token,
+    "kv-llama3-8b": lambda: plan(LLAMA_8B).kv_bytes_per_token,
+    "kv-dsv3": lambda: of("deepseek-ai/DeepSeek-V3").kv_bytes_per_token,
+    "kv-llama405b": lambda: plan(LLAMA_405B).kv_bytes_per_token,
+    "kv-ratio-405": ratio_405,
+    "kv-dsv32-1m": lambda: of("deepseek-ai/DeepSeek-V3.2", context=2**20).kv_bytes / GiB,
+    "kv-dsv3-q8-32k": lambda: of("deepseek-ai/DeepSeek-V3", context=32768, kv_dtype="q8_0").kv_bytes / MiB,
+    "kv2048-Mixtral-8x7B": lambda: of("mistralai/Mixtral-8x7B-v0.1", context=2048).kv_bytes / MiB,
+    "kv2048-Llama-3-8B": lambda: plan(LLAMA_8B, context=2048).kv_bytes / MiB,
+    "kv2048-Qwen1.5-32B": lambda: plan(QWEN_1_5_32B, context=2048).kv_bytes / MiB,
+    "kv2048-Yi-1.5-34B": lambda: plan(YI_1_5_34B, context=2048).kv_bytes / MiB,
+    "qwen38-27b-256k": lambda: plan(QWEN_27B_HYBRID, context=262144).kv_bytes / GiB,
+    "gemma3-4b-fit-ctx": gemma3_context,
+    "gemma3-4b-fit-host": lambda: 2 * (plan(GEMMA3_4B).embedding_parameters or 0) / MiB,
+    "gemma3-4b-fit-compute": lambda: (plan(GEMMA3_4B, context=4096, batch=512).logits_bytes or 0) / MiB,
+    "vllm12330-kv": lambda: 5691 * plan(LLAMA_8B).kv.bytes_per_block / GiB,
+    "vllm12330-sum": vllm_kv_pool,
+    "vllm-w-qwen3-32b": lambda: plan(QWEN3_32B).weight_bytes / GiB,
+    "vllm-w-qwen3-06b": lambda: of("Qwen/Qwen3-0.6B").weight_bytes / GiB,
+    "vllm-blocks": lambda: replace(plan(LLAMA_8B).kv, block_tokens=128).blocks_for(15049),
+    "gptoss120b": lambda: 5.38 * GiB / plan(GPT_OSS_120B).kv_bytes_per_token,
+    "l3-70b-q4km": lambda: 42.52 * GB * 8 / of("meta-llama/Llama-3.1-70B").parameters,
+    "bpw-Q4_0": lambda: bits_per_weight("q4_0"),
+    "bpw-Q5_0": lambda: bits_per_weight("q5_0"),
+    "bpw-Q8_0": lambda: bits_per_weight("q8_0"),
+    "bpw-Q3_K": lambda: bits_per_weight("q3_k"),
+    "bpw-Q4_K": lambda: bits_per_weight("q4_k"),
+    "bpw-Q6_K": lambda: bits_per_weight("q6_k"),
+    "bpw-IQ4_XS": lambda: bits_per_weight("iq4_xs"),
+    "awq-g128": lambda: bits_per_weight("int4_g128"),
+    "jax-l3-70b-mem": lambda: (
+        plan_shape(
+            params=70e9, kv_bytes_per_token=160_000, context=8192, batch=32, weights="int8", host=HOST
+        ).total_bytes
+    ),
+}
+
+# What waits, and for which part of the planner.
+WAITING = {
+    "latency": {"jax-quiz-bs4", "jax-quiz-bs256", "jax-13b-B8", "jax-13b-B16", "jax-13b-B64", "jax-13b-B240",
+                "jax-l3-70b-step", "jax-hbmfull", "baseten-tpot"},
+    "devices": {"baseten-ops-byte"},
+    "capacity under load": {"jax-evict"},
+    "tokens of pictures": {"img-qwen3vl"},
+}  # fmt: skip
+
+
+def test_every_check_is_computed_or_waits_for_a_named_part() -> None:
+    waiting = set().union(*WAITING.values())
+    assert len(CHECKS) == 44
+    assert COMPUTED.keys() | waiting == {c["id"] for c in CHECKS}
+    assert not COMPUTED.keys() & waiting
+    assert {c["id"] for c in CHECKS if c["kind"] == "latency"} == WAITING["latency"]
+
+
+@pytest.mark.parametrize("check", [c for c in CHECKS if c["id"] in COMPUTED], ids=lambda c: c["id"])
+def test_the_planner_reproduces_what_was_published(check: dict[str, Any]) -> None:
+    computed, published = COMPUTED[check["id"]](), check["published"]
+    assert abs(computed - published) <= check["tolerance"] * published, f"{computed} {check['unit']}"
