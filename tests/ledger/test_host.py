@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -170,3 +173,35 @@ def test_garbage_never_raises(tmp_path_factory: pytest.TempPathFactory, meminfo:
     root = tree(tmp_path_factory.mktemp("host"), {k: v.encode("utf-8", "replace").decode() for k, v in files.items()})
     assert read_host_memory(root).available_bytes >= 0
     assert read_cpu_budget(root, affinity=[0]).usable_threads == 1
+
+
+LIMITS = (
+    "Limit                     Soft Limit           Hard Limit           Units     \n"
+    "Max data size             {data:<20} unlimited            bytes     \n"
+    "Max address space         {space:<20} unlimited            bytes     \n"
+)
+STATUS = "Name:\tpython\nVmPeak:\t 2097152 kB\nVmSize:\t 1048576 kB\nVmData:\t  524288 kB\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "space", "available", "source"),
+    [
+        ("unlimited", str(3 * GiB), 2 * GiB, "ulimit -v"),
+        (str(3 * GiB), "unlimited", 3 * GiB - GiB // 2, "ulimit -d"),
+        (str(8 * GiB), str(GiB // 2), 0, "ulimit -v"),
+        ("unlimited", "unlimited", 12 * GiB, "MemAvailable"),
+    ],
+)
+def test_what_the_shell_limits_counts_as_well(
+    tmp_path: Path, data: str, space: str, available: int, source: str
+) -> None:
+    files = {"proc/self/limits": LIMITS.format(data=data, space=space), "proc/self/status": STATUS}
+    memory = read_host_memory(tree(tmp_path, files))
+    assert (memory.available_bytes, memory.source) == (available, source)
+
+
+def test_this_process_s_own_limit_is_read() -> None:
+    code = "from kvwise.ledger.host import read_host_memory as r; print(r().source, r().total_bytes)"
+    command = f"ulimit -v {GiB // 1024} && exec {shlex.quote(sys.executable)} -c {shlex.quote(code)}"
+    read = subprocess.run(["/bin/sh", "-c", command], capture_output=True, check=True, text=True).stdout
+    assert read.split() == ["ulimit", "-v", str(GiB)]

@@ -18,6 +18,11 @@ from kvwise.errors import NotMeasured
 
 PROFILE_VERSION: Final = 2
 
+_FIGURES: Final = ("attention_bandwidth", "attention_flops", "elementwise_bandwidth", "op_seconds", "step_seconds")
+_SMALLEST_FIGURE: Final = 1e-12  # of a second; every rate is far above it
+_LARGEST_FIGURE: Final = 1e18  # FLOP/s; every time is far below it
+_MAX_FILE_BYTES: Final = 2**20
+
 
 @dataclass(frozen=True, slots=True)
 class MatmulFigures:
@@ -82,20 +87,42 @@ def profile_path(cache_dir: Path, machine_key: str, threads: int) -> Path:
 def load_profile(path: Path) -> DeviceProfile | None:
     """The profile at `path`; None where there is none, or one of another version, or a broken file."""
     try:
+        if not path.is_file() or path.stat().st_size > _MAX_FILE_BYTES:
+            return None
         content: dict[str, Any] = json.loads(path.read_text("utf-8"))
-        content["matmuls"] = {
-            name: MatmulFigures(tuple((int(n), float(b)) for n, b in m["read_bandwidth"]), float(m["flops"]))
-            for name, m in content["matmuls"].items()
-        }
+        content["matmuls"] = {name: _read_matmul(m) for name, m in content["matmuls"].items()}
+        for name in _FIGURES:
+            content[name] = None if content[name] is None else _checked(content[name])
         profile = DeviceProfile(**content)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
-    return profile if profile.version == PROFILE_VERSION else None
+    sound = profile.version == PROFILE_VERSION and type(profile.device) is str and type(profile.threads) is int
+    return profile if sound else None
+
+
+def _read_matmul(stored: Mapping[str, Any]) -> MatmulFigures:
+    points = tuple((int(n), _checked(bandwidth)) for n, bandwidth in stored["read_bandwidth"])
+    sizes = [n for n, _ in points]
+    if not sizes or sizes != sorted(set(sizes)):
+        raise ValueError("working sets do not ascend")
+    return MatmulFigures(points, _checked(stored["flops"]))
+
+
+def _checked(figure: Any) -> float:
+    """A figure that can be divided by. Raises ValueError."""
+    value = float(figure)
+    if not _SMALLEST_FIGURE <= value <= _LARGEST_FIGURE:  # false for NaN
+        raise ValueError(f"{value} is no figure of a machine")
+    return value
 
 
 def save_profile(path: Path, profile: DeviceProfile) -> None:
     """Write atomically: a reader sees the old profile or the new one, never half of one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(f".{os.getpid()}.partial")
-    partial.write_text(json.dumps(asdict(profile), indent=1), "utf-8")
-    partial.replace(path)
+    try:
+        partial.write_text(json.dumps(asdict(profile), indent=1), "utf-8")
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise

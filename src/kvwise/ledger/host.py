@@ -1,12 +1,14 @@
 """What this machine really gives to this process: bytes of memory and threads. Pure parsers of /proc and /sys.
 
     available = min( MemAvailable,
-                     for the memory cgroup and each one above it: limit - usage + reclaimable file cache )
+                     for the memory cgroup and each one above it: limit - usage + reclaimable file cache,
+                     for ulimit -v and ulimit -d: limit - what this process has mapped already )
     threads   = min( CPUs this process may run on,
                      for the CPU cgroup and each one above it: quota / period )
 
 Every reader takes the root under which /proc and /sys lie, so that tests can feed trees of files. Knows no model.
-Sources: Linux Documentation/filesystems/proc.rst, admin-guide/cgroup-v1/memory.rst, admin-guide/cgroup-v2.rst.
+Sources: Linux Documentation/filesystems/proc.rst, admin-guide/cgroup-v1/memory.rst, admin-guide/cgroup-v2.rst,
+getrlimit(2).
 """
 
 from __future__ import annotations
@@ -73,6 +75,9 @@ def read_host_memory(root: Path = _ROOT) -> HostMemory:
             limit, in_use = read
             total = min(total, limit)
             limits.append(MemoryLimit(f"cgroup v{group.version} {group.name}", max(0, limit - in_use)))
+    for bound, limit in _process_limits(root):
+        total = min(total, limit)
+        limits.append(bound)
     return HostMemory(total, tuple(sorted(limits, key=lambda bound: bound.available_bytes)))
 
 
@@ -82,6 +87,21 @@ def read_cpu_budget(root: Path = _ROOT, affinity: Collection[int] | None = None)
         affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     quotas = [quota for group in _own_cgroups(root, "cpu") if (quota := _cpu_quota(group)) is not None]
     return CpuBudget(max(1, len(affinity)), min(quotas, default=None))
+
+
+# 'ulimit' option -> its line in /proc/self/limits, and what of /proc/self/status counts against it.
+_PROCESS_LIMITS: Final = {"-v": ("Max address space", "VmSize"), "-d": ("Max data size", "VmData")}
+
+
+def _process_limits(root: Path) -> Iterator[tuple[MemoryLimit, int]]:
+    """Bounds on this process's own mappings, and the limits they come from; none where they are unlimited."""
+    lines = _read(root / "proc/self/limits").splitlines()
+    mapped = _key_values(_read(root / "proc/self/status"))
+    for option, (name, field) in _PROCESS_LIMITS.items():
+        soft = next((line.removeprefix(name).split()[0] for line in lines if line.startswith(name)), "unlimited")
+        if soft.isdigit():
+            free = max(0, int(soft) - mapped.get(field, 0) * KiB)
+            yield MemoryLimit(f"ulimit {option}", free), int(soft)
 
 
 def _meminfo(root: Path) -> tuple[int, int]:

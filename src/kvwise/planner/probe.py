@@ -21,7 +21,9 @@ from kvwise.backends.protocol import Backend, LoadedProgram, LoadOptions
 from kvwise.checkpoint.bundled import cache_dir
 from kvwise.engine.engine import Engine
 from kvwise.engine.executor import ProgramExecutor
+from kvwise.errors import BackendError, NotMeasured
 from kvwise.hardware.profile import DeviceProfile, MatmulFigures, load_profile, profile_path, save_profile
+from kvwise.ledger.host import read_host_memory
 from kvwise.program.builder import ProgramBuilder
 from kvwise.program.cost import OpCost, cost_of
 from kvwise.program.ir import Attention, Program
@@ -30,6 +32,7 @@ from kvwise.spec.kv import KV_TYPES, KVCacheSpec
 from kvwise.spec.model import Activation, AttentionSpec, NormSpec
 from kvwise.spec.request import Request, SamplingParams
 from kvwise.spec.shape import StepLimits, StepShape
+from kvwise.units import format_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,16 +47,26 @@ CONTEXT: Final = 2048
 REPETITIONS: Final = 4
 # In a core's cache, in a shared cache, at its edge, in memory: the caches of the machines that we know lie between.
 WORKING_SETS: Final = (4 << 20, 16 << 20, 48 << 20, 160 << 20)
+NEEDED_BYTES: Final = 2 * WORKING_SETS[-1]  # the weights, and as much again for everything beside them
 
 
 def machine_profile(backend: str, threads: int, kinds: Collection[str]) -> DeviceProfile:
-    """This machine's profile for `backend`, from the cache, with what is missing measured now."""
+    """This machine's profile for `backend`, from the cache, with what is missing measured now.
+
+    Raises NotMeasured where there is too little memory to measure with.
+    """
     path = profile_path(cache_dir(), f"{backend}-{_machine_key()}", threads)
     known = load_profile(path)
     missing = [kind for kind in kinds if known is None or kind not in known.matmuls]
     if known is not None and not missing:
         return known
-    profile = _probe(BACKENDS[backend], threads, missing, known)
+    available = read_host_memory().available_bytes
+    if available < NEEDED_BYTES:
+        raise NotMeasured(f"not measured: that takes {format_bytes(NEEDED_BYTES)}, of {format_bytes(available)} free")
+    try:
+        profile = _probe(BACKENDS[backend], threads, missing, known)
+    except (BackendError, MemoryError) as problem:
+        raise NotMeasured(f"not measured: {problem}") from None
     with suppress(OSError):  # a cache that can't be written costs the next run a second, nothing else
         save_profile(path, profile)
     return profile
