@@ -44,15 +44,17 @@ from kvwise.spec.model import (
 
 def read(fields: Fields, top: Fields, model_type: str) -> ModelSpec:
     refuse(fields, "use_bidirectional_attention", "null or vision: only causal text is known", "vision")
-    refuse(fields, "per_layer_config", "null: facts that differ within one kind of layer are not known")
     hidden = fields.integer("hidden_size")
     num_layers = num_layers_of(fields)
     positions = fields.integer("max_position_embeddings", 131_072)
     kinds = read_layer_kinds(fields, _last_is_full(every(6, num_layers, SLIDING)), "gemma4", known=(FULL, SLIDING))
     kinds = _last_is_full(kinds)
     owners = _kv_owners(fields, kinds)
-    attention = {kind: _attention(fields, kind, positions) for kind in dict.fromkeys(kinds)}
-    mixers = tuple(replace(attention[kind], kv_layer=owner) for kind, owner in zip(kinds, owners, strict=True))
+    heads = _heads_by_layer(fields, kinds)
+    attention = {key: _attention(fields, *key, positions) for key in dict.fromkeys(zip(kinds, heads, strict=True))}
+    mixers = tuple(
+        replace(attention[kind, own], kv_layer=owner) for kind, own, owner in zip(kinds, heads, owners, strict=True)
+    )
     blocks = tuple(_block(fields, wide=owner is not None) for owner in owners)
     per_layer, note = _per_layer_input(fields)
     return ModelSpec(
@@ -77,13 +79,40 @@ def _last_is_full(kinds: tuple[str, ...]) -> tuple[str, ...]:
     return (*kinds[:-1], FULL)
 
 
-def _attention(fields: Fields, kind: str, positions: int) -> VariedAttentionSpec:
-    heads = fields.integer("num_attention_heads", 8)
-    kv_heads = num_kv_heads_of(fields, 4, heads)
-    value_from_key = kind == FULL and fields.flag("attention_k_eq_v", False)
-    if value_from_key:
+def _heads_by_layer(fields: Fields, kinds: tuple[str, ...]) -> tuple[tuple[int, int], ...]:
+    """(KV heads, head_dim) of each layer.
+
+    Layers that see everything have heads of global_head_dim, and where V comes from K num_global_key_value_heads.
+    transformers 5 saves that as per_layer_config, {"05": {"head_dim": 512}, ...}, and the global fields no more.
+    """
+    own = (num_kv_heads_of(fields, 4, fields.integer("num_attention_heads", 8)), fields.integer("head_dim", 256))
+    stated = fields.mapping("per_layer_config")
+    if stated is not None:
+        return _stated_heads(stated, len(kinds), own)
+    kv_heads = own[0]
+    if fields.flag("attention_k_eq_v", False):
         kv_heads = fields.optional_integer("num_global_key_value_heads") or kv_heads
-    head_dim = fields.integer("global_head_dim", 512) if kind == FULL else fields.integer("head_dim", 256)
+    wide = (kv_heads, fields.integer("global_head_dim", 512)) if FULL in kinds else own
+    return tuple(wide if kind == FULL else own for kind in kinds)
+
+
+def _stated_heads(stated: Fields, num_layers: int, own: tuple[int, int]) -> tuple[tuple[int, int], ...]:
+    heads = [own] * num_layers
+    for name in stated.names():
+        layer = stated.mapping(name)
+        if layer is None or not name.isdecimal() or int(name) >= num_layers:
+            raise stated.wrong(name, f"an object for a layer, 0 to {num_layers - 1}")
+        if unknown := set(layer.names()) - {"head_dim", "num_key_value_heads"}:
+            raise layer.wrong(sorted(unknown)[0], "nothing but head_dim and num_key_value_heads for a layer of its own")
+        heads[int(name)] = (layer.integer("num_key_value_heads", own[0]), layer.integer("head_dim", own[1]))
+    return tuple(heads)
+
+
+def _attention(fields: Fields, kind: str, own: tuple[int, int], positions: int) -> VariedAttentionSpec:
+    """own: the layer's KV heads and head_dim."""
+    heads = fields.integer("num_attention_heads", 8)
+    kv_heads, head_dim = own
+    value_from_key = kind == FULL and fields.flag("attention_k_eq_v", False)
     bias = fields.flag("attention_bias", False)
     return VariedAttentionSpec(
         num_q_heads=heads,
