@@ -235,10 +235,11 @@ def load_as_is(program: Program, source: RandomWeights, limits: StepLimits):  # 
     return NATIVE.load(program, source, KVCacheSpec((), KV_TYPES["f32"]), LoadOptions(NUM_BLOCKS, limits, threads=3))
 
 
-def test_a_program_that_was_not_lowered_is_refused() -> None:
-    source = RandomWeights(LLAMA, "q8_0")
+def test_a_program_that_was_lowered_for_other_types_is_refused() -> None:
+    types = {name: tensor.type for name, tensor in RandomWeights(LLAMA, "q8_0").tensors.items()}
+    kv, options = KVCacheSpec(LLAMA.kv_layers, KV_TYPES["f16"]), LoadOptions(NUM_BLOCKS, LIMITS)
     with pytest.raises(BackendError, match="not lowered"):
-        NATIVE.load(LLAMA, source, KVCacheSpec(LLAMA.kv_layers, KV_TYPES["f16"]), LoadOptions(NUM_BLOCKS, LIMITS))
+        NATIVE.load(NATIVE.lower(LLAMA, types), RandomWeights(LLAMA, "f16"), kv, options)
 
 
 # ---- instruction sets
