@@ -57,3 +57,10 @@ def test_a_model_without_a_template_is_refused(kvwise: Kvwise, tiny: str) -> Non
 
 def test_commands_leave_and_empty_lines_are_passed_over(kvwise: Kvwise, bundled_model: Path) -> None:
     assert turns(kvwise, "\n   \n/exit\nHello\n") == []
+
+
+def test_piped_input_that_is_not_utf8_is_refused_where_it_is(kvwise: Kvwise, bundled_model: Path) -> None:
+    result = kvwise("chat", str(bundled_model), "-n", "2", "--json", stdin=b"hello\nb\xff\n")
+    assert result.code == 2
+    assert "not UTF-8 text (byte 1)" in result.err
+    assert len(result.out.splitlines()) == 1

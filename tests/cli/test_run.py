@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from cli.conftest import Kvwise
+from kvwise.ledger.host import HostMemory, MemoryLimit
 
 FAST = ("--backend", "reference", "--raw", "-n", "5")
 
@@ -94,3 +95,46 @@ def test_models_lists_what_is_here(kvwise: Kvwise, bundled_model: Path) -> None:
     names = {m["name"] for m in kvwise("models", "--json").json["models"]}
     assert "smollm2-135m-instruct" in names
     assert "smollm2-135m-instruct" in kvwise("models").out
+
+
+def test_a_request_that_can_never_fit_is_refused_before_anything_is_loaded(
+    kvwise: Kvwise, tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvwise.engine.model.OpenedModel.load", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr("kvwise.planner.probe.machine_profile", lambda *_: pytest.fail("measured"))
+    for command in ("run", "trace"):
+        for wrong in (("x" * 2000, "-n", "5"), ("hello", "-n", "100000000000000")):
+            result = kvwise(command, tiny, *wrong, "--raw")
+            assert result.code == 3
+            assert "what would fit" in result.err
+            assert "or a context of" not in result.err  # beyond the model's positions
+
+
+@pytest.mark.parametrize("context", ["0", "-1", "513"])
+def test_a_context_that_cannot_be_is_refused(kvwise: Kvwise, tiny: str, context: str) -> None:
+    result = kvwise("run", tiny, "hello", *FAST, "--context", context)
+    assert result.code == 2
+    assert context in result.err
+
+
+@pytest.mark.parametrize("threads", ["0", "-1", "100000", "99999999999999999999"])
+def test_a_number_of_threads_beyond_reason_is_refused(kvwise: Kvwise, tiny: str, threads: str) -> None:
+    result = kvwise("run", tiny, "hello", *FAST, "--threads", threads)
+    assert result.code == 2
+    assert f"threads is {threads}" in result.err
+
+
+def test_a_plan_that_does_not_fit_is_refused_before_the_machine_is_measured(
+    kvwise: Kvwise, tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crowded = HostMemory(2**30, (MemoryLimit("a test", 2**20),))
+    monkeypatch.setattr("kvwise.engine.model.read_host_memory", lambda: crowded)
+    monkeypatch.setattr("kvwise.planner.probe.machine_profile", lambda *_: pytest.fail("measured"))
+    result = kvwise("run", tiny, "hello", *FAST)
+    assert result.code == 3
+    assert "a test" in result.err
+
+
+def test_a_safetensors_file_finds_the_tokenizer_beside_it(kvwise: Kvwise, tiny: str) -> None:
+    whole = kvwise("run", tiny, "hello", *FAST, "--json").json
+    assert kvwise("run", f"{tiny}/model.safetensors", "hello", *FAST, "--json").json["ids"] == whole["ids"]

@@ -46,15 +46,15 @@ def chat_command(
 ) -> None:
     """Talk with MODEL, line by line; /exit or end of input leaves. --json prints one object per turn."""
     from kvwise.cli.output import people
-    from kvwise.cli.session import load
-    from kvwise.engine.model import Settings, open_model
+    from kvwise.cli.session import load, open_model
+    from kvwise.engine.model import Settings
     from kvwise.errors import UsageError
     from kvwise.tokenizer import Conversation
 
     sampling = o.sampling_params(max_tokens, min_tokens, temperature, top_k, top_p, min_p, seed, stop, False)
     console = people()
     with ExitStack() as stack:
-        opened = stack.enter_context(open_model(model, backend=backend, kv_dtype=kv_dtype))
+        opened = stack.enter_context(open_model(model, console, backend=backend, kv_dtype=kv_dtype))
         template = opened.chat_template
         if template is None:
             raise UsageError(f"{model} has no chat template", action="use `kvwise run --raw` with a prompt of your own")
@@ -66,11 +66,23 @@ def chat_command(
 
 
 def _lines(console: Console) -> Iterator[str]:
-    """What the user says, turn by turn; a prompt is shown only on a terminal."""
+    """What the user says, turn by turn; a prompt is shown only on a terminal, where a line can be typed again.
+
+    Raises UsageError for piped input that is not UTF-8.
+    """
+    from kvwise.errors import UsageError
+
     while True:
         if sys.stdin.isatty():
             console.print(">>> ", end="", style="bold")
-        line = sys.stdin.readline()
+        raw = sys.stdin.buffer.readline()
+        try:
+            line = raw.decode("utf-8")
+        except UnicodeDecodeError as problem:
+            if not sys.stdin.isatty():
+                raise UsageError(f"a line of standard input is not UTF-8 text (byte {problem.start})") from None
+            console.print("kvwise: that line is not UTF-8 text; type it again", style="red")
+            continue
         if not line or line.strip() in _LEAVE:
             return
         if line.strip():
@@ -88,7 +100,7 @@ class _Chat:
 
     def turn(self, line: str) -> None:
         """One question and its answer. A turn that does not fit is refused, and the conversation goes on without it."""
-        from kvwise.cli.output import answer, print_json
+        from kvwise.cli.output import answer, print_json, printable
         from kvwise.errors import DoesNotFit
 
         asked = self.conversation.ask(line)
@@ -97,14 +109,14 @@ class _Chat:
             output = self._generate(f"turn-{self.turns}", asked)
         except DoesNotFit as error:
             self.conversation.take_back()
-            self.console.print(f"kvwise: {error}", style="red")
+            self.console.print(f"kvwise: {printable(str(error))}", style="red")
             return
         self.conversation.answer(output.ids, output.text)
         if self.as_json:
             print_json(_turn_json(output, asked))
             return
         answer("\n")
-        self.console.print(_turn_line(output, asked), style="dim")
+        self.console.print(printable(_turn_line(output, asked)), style="dim")
 
     def _generate(self, name: str, asked: TurnIds) -> RequestOutput:
         """Stream the answer; an interrupt ends it early and keeps what was said."""
@@ -117,7 +129,8 @@ class _Chat:
                 if not self.as_json:
                     answer(report.parts[0].text)
         except KeyboardInterrupt:
-            return self.engine.abort(name)
+            if name not in self.engine.outputs:  # else it came after the last token
+                self.engine.abort(name)
         return self.engine.outputs.pop(name)
 
 

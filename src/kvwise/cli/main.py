@@ -6,8 +6,10 @@ imported by a command when it runs, so that --help stays fast.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
+from contextlib import suppress
 
 import typer
 
@@ -50,6 +52,7 @@ def _options(
 
 def main() -> None:
     """Run a command and exit with its code. A user's mistake is one line on stderr, never a traceback."""
+    _prepare_streams()
     try:
         code = app(standalone_mode=False)
     except KvwiseError as error:
@@ -57,12 +60,15 @@ def main() -> None:
     except KeyboardInterrupt:
         code = _fail("interrupted", 130)
     except BrokenPipeError:
-        # The reader of our output is gone: nothing left to say, and the interpreter must not try at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 1
+        code = 1  # the reader of our output is gone: nothing left to say
+    except OSError as error:
+        code = _fail(f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""), 1)
+    except MemoryError:
+        code = _fail("out of memory; free some, raise the limit (ulimit), or plan for less", 1)
     except Exception as error:
         code = _usage_exit(error)
-    sys.exit(code if isinstance(code, int) else 0)
+    code = code if isinstance(code, int) else 0
+    sys.exit(code if _flush_output() else code or 1)
 
 
 def _usage_exit(error: Exception) -> int:
@@ -75,5 +81,31 @@ def _usage_exit(error: Exception) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"kvwise: {message}", file=sys.stderr)
+    from kvwise.cli.output import printable
+
+    with suppress(OSError):
+        print(f"kvwise: {printable(message)}", file=sys.stderr)
     return code
+
+
+def _prepare_streams() -> None:
+    """Closed streams become the null device; text that a stream's encoding lacks is replaced instead of raising."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+        elif mode == "w" and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace" if name == "stderr" else "replace")
+
+
+def _flush_output() -> bool:
+    """Whether all output was written. What can't be is dropped, so that the interpreter does not try again at exit."""
+    written = True
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            written = False
+            with suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return written

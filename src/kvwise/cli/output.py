@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -14,22 +14,43 @@ if TYPE_CHECKING:
     from kvwise.backends.protocol import Progress
 
 
-def people() -> Console:
-    """A console on stderr."""
+# Control characters, which move a terminal's cursor or worse; a model's file and a model's answer are not trusted.
+_CONTROLS: Final = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
+_ANSWER_CONTROLS: Final = {code: shown for code, shown in _CONTROLS.items() if chr(code) not in "\n\t"}
+_UNBOUNDED_COLUMNS: Final = 2**14  # wider than any path; tables take no more than they need
+
+
+def printable(text: str) -> str:
+    """`text` on one line, with control characters and what UTF-8 can't hold written as escapes."""
+    return text.translate(_CONTROLS).encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def people(*, stderr: bool = True) -> Console:
+    """A console for tables and notes, never cut off where there is no terminal.
+
+    Text is taken as it is: names may hold what looks like markup.
+    """
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() else _UNBOUNDED_COLUMNS
+    return Console(stderr=stderr, width=width, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 
 def answer(text: str) -> None:
-    """Stream a piece of the answer to stdout, at once."""
-    sys.stdout.write(text)
+    """Stream a piece of the answer to stdout, at once; as it is, unless a terminal would obey it."""
+    sys.stdout.write(text.translate(_ANSWER_CONTROLS) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
 
 def print_json(value: object) -> None:
-    """One object on stdout, with characters as they are."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False, default=_plain) + "\n")
+    """One object on stdout, with characters as they are where stdout can hold them."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=_plain)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        text = json.dumps(value, allow_nan=False, default=_plain)
+    sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
@@ -47,7 +68,8 @@ def loading_bar(console: Console, what: str) -> Iterator[Progress | None]:
         return
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
-    bar = Progress(TextColumn("{task.description}"), BarColumn(), DownloadColumn(True), console=console, transient=True)
+    name = TextColumn("{task.description}", markup=False)
+    bar = Progress(name, BarColumn(), DownloadColumn(True), console=console, transient=True)
     with bar:
-        task = bar.add_task(what, total=None)
+        task = bar.add_task(printable(what), total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -41,8 +41,9 @@ def run_command(
 ) -> None:
     """Answer PROMPT (or standard input): the cost is told before the first token and measured after the last."""
     from kvwise.cli.output import answer, people, print_json
-    from kvwise.cli.session import encode_prompt, forecast, load, model_and_prompt
-    from kvwise.engine.model import Settings, open_model
+    from kvwise.cli.session import encode_prompt, forecast, load, model_and_prompt, open_model
+    from kvwise.engine.admission import check_fits
+    from kvwise.engine.model import Settings
     from kvwise.engine.receipt import receipt
     from kvwise.errors import NotMeasured
     from kvwise.spec.request import Request
@@ -51,13 +52,16 @@ def run_command(
     model, prompt = model_and_prompt(arguments or [])
     console = people()
     with ExitStack() as stack:
-        opened = stack.enter_context(open_model(model, backend=backend, kv_dtype=kv_dtype))
+        opened = stack.enter_context(open_model(model, console, backend=backend, kv_dtype=kv_dtype))
         prompt_ids = encode_prompt(opened, prompt, raw=raw)
         needed = len(prompt_ids) + max_tokens - 1
-        settings = Settings(max_context=context or min(needed, opened.spec.max_positions), threads=threads)
+        most = min(needed, opened.spec.max_positions)
+        settings = Settings(max_context=most if context is None else context, threads=threads)
+        check_fits(len(prompt_ids), max_tokens, opened.room(settings))
+        plan = opened.checked_plan(settings)
         expected = forecast(opened, settings, len(prompt_ids), max_tokens)
         if not as_json:
-            console.print(plan_line(opened.plan(settings), expected), style="dim")
+            console.print(plan_line(plan, expected), style="dim")
         loaded = load(opened, settings, console, stack)
         loaded.engine.add_request(Request("run", tuple(prompt_ids), sampling))
         for report in loaded.engine.run():

@@ -34,24 +34,28 @@ def trace_command(
     Beside it stands what the step would have computed without a cache; --no-cache really runs so.
     """
     from kvwise.cli.output import people, print_json
-    from kvwise.cli.session import encode_prompt, load, model_and_prompt
-    from kvwise.engine.model import Settings, open_model
+    from kvwise.cli.session import encode_prompt, load, model_and_prompt, open_model
+    from kvwise.engine.admission import check_fits
+    from kvwise.engine.model import Settings
     from kvwise.engine.trace import trace_rows
     from kvwise.spec.request import Request, SamplingParams
 
+    sampling = SamplingParams(max_tokens=max_tokens)
     model, prompt = model_and_prompt(arguments)
+    console = people()
     with ExitStack() as stack:
-        opened = stack.enter_context(open_model(model, backend=backend, kv_dtype=kv_dtype))
+        opened = stack.enter_context(open_model(model, console, backend=backend, kv_dtype=kv_dtype))
         prompt_ids = encode_prompt(opened, prompt, raw=raw)
-        context = len(prompt_ids) + max_tokens
+        context = min(len(prompt_ids) + max_tokens - 1, opened.spec.max_positions)
         settings = Settings(
             max_context=context,
             max_step_tokens=context if no_cache else Settings().max_step_tokens,
             threads=threads,
             keep_kv=not no_cache,
         )
-        engine = load(opened, settings, people(), stack).engine
-        engine.add_request(Request("trace", tuple(prompt_ids), SamplingParams(max_tokens=max_tokens)))
+        check_fits(len(prompt_ids), max_tokens, opened.room(settings))
+        engine = load(opened, settings, console, stack).engine
+        engine.add_request(Request("trace", tuple(prompt_ids), sampling))
         rows = list(trace_rows(engine.run(), opened.program, opened.kv, opened.weight_bytes.__getitem__))
         output = engine.outputs["trace"]
         if as_json:
@@ -74,13 +78,12 @@ def _as_json(
 
 def render(rows: Sequence[TraceRow], tokenizer: Tokenizer, *, cached: bool) -> None:
     """The table and the line that sums it up, on stdout."""
-    from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
 
+    from kvwise.cli.output import people
     from kvwise.units import format_bytes, format_seconds
 
-    console = Console(highlight=False)
+    console = people(stderr=False)
     table = Table(title="with a KV cache" if cached else "without a KV cache: every step computes all positions")
     for name in ("step", "positions computed", "token chosen", "in cache after", "time", "read"):
         table.add_column(name, justify="left" if name in ("step", "token chosen") else "right")
@@ -90,10 +93,10 @@ def render(rows: Sequence[TraceRow], tokenizer: Tokenizer, *, cached: bool) -> N
         shown = (
             "" if row.token_id is None else f"{row.token_id} {tokenizer.decode([row.token_id], skip_special=False)!r}"
         )
-        cells: list[str | Text] = [
+        cells = [
             row.kind,
             _span(row.first_position, row.last_position),
-            Text(shown),
+            shown,
             str(row.cached_tokens if cached else 0),
             format_seconds(row.measured_s),
             format_bytes(row.read_bytes),
