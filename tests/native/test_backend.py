@@ -288,3 +288,10 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     tests = Path(__file__).parent.parent
     done = subprocess.run([sys.executable, "-c", code, str(tests), str(tests.parent / "src")], timeout=60, check=False)
     assert done.returncode == 0
+
+
+def test_projections_of_one_input_share_a_pass_over_the_threads() -> None:
+    regions = load(LLAMA, RandomWeights(LLAMA, "f32"))._model.regions
+    layer = ["matmul 3", "rows 3", "attention 1", "matmul 1", "rows 2", "matmul 2", "rows 1", "matmul 1", "rows 2"]
+    layers = len(LLAMA.kv_layers)
+    assert regions == ["rows 2", *(layer * layers)[:-1], "rows 1", "gather 1", "rows 1", "matmul 1"]

@@ -4,6 +4,7 @@
 // step, and nothing of how a slot's place in the arena was chosen.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -118,7 +119,7 @@ class Model {
   // Groups the ops into regions; nothing may be added afterwards.
   void finish(int output);
 
-  // ---- one step. Throws NativeError, before anything is written, when the step breaks a limit.
+  // ---- one step. Throws NativeError, before anything is written, when the step breaks a limit or another one runs.
   void run(const Step& step);
 
   // Seconds that each kind of region has taken since profiling began; nothing is measured before.
@@ -128,6 +129,8 @@ class Model {
   };
   const Profile& profile() const { return profile_; }
 
+  // The kind of each region, in order, with its number of ops: "matmul 3".
+  std::vector<std::string> regions() const;
   const KernelTable& kernels() const { return *kernels_; }
   const ModelLimits& limits() const { return limits_; }
   const RopeTable& rope(int handle) const { return ropes_.at(handle); }
@@ -174,6 +177,7 @@ class Model {
   int64_t vocab_ = 0;
   int output_ = -1;
 
+  std::atomic<bool> running_{false};
   bool profiling_ = false;
   Profile profile_;
 

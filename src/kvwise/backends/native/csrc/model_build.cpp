@@ -194,4 +194,13 @@ void Model::finish(int output) {
   }
 }
 
+std::vector<std::string> Model::regions() const {
+  constexpr const char* kNames[] = {"rows", "matmul", "attention", "gather"};
+  std::vector<std::string> names;
+  for (const Region& region : regions_) {
+    names.push_back(std::string(kNames[static_cast<int>(region.kind)]) + " " + std::to_string(region.ops.size()));
+  }
+  return names;
+}
+
 }  // namespace kvw

@@ -58,6 +58,7 @@ void Model::check(const Step& s) const {
 
 void Model::run(const Step& step) {
   check(step);
+  if (running_.exchange(true)) refuse("another step is being computed");
   copy_blocks(step);
   for (const Region& region : regions_) {
     if (region.logits_rows && step.num_logits_rows == 0) continue;
@@ -71,6 +72,7 @@ void Model::run(const Step& step) {
     *total[static_cast<int>(region.kind)] +=
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
+  running_.store(false);
 }
 
 void Model::start_profile() {

@@ -192,6 +192,7 @@ void bind_model(nb::module_& m) {
              seconds["gather"] = p.gather;
              return seconds;
            }, "Seconds by kind of op since start_profile.")
+      .def_prop_ro("regions", &Model::regions, "Kind and number of ops of each pass over the pool of threads.")
       .def_prop_ro("threads", &Model::threads)
       .def_prop_ro("isa", [](const Model& self) { return std::string(self.kernels().isa); })
       .def("buffers", [](const Model& self) {
