@@ -22,10 +22,8 @@ class Table(Generic[T]):
         self._rows: dict[str, T | str] = dict(rows)
 
     def __getitem__(self, name: str) -> T:
-        if name not in self._rows:
-            raise self._error(
-                f"unknown {self._what} {name!r}", expected=f"one of {', '.join(sorted(self._rows))}"
-            )
+        if name not in self:  # what is no text, and perhaps not hashable, included
+            raise self._error(f"unknown {self._what} {name!r}", expected=f"one of {', '.join(sorted(self._rows))}")
         row = self._rows[name]
         if isinstance(row, str):
             module, _, attribute = row.partition(":")
@@ -34,7 +32,7 @@ class Table(Generic[T]):
         return cast(T, row)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._rows
+        return isinstance(name, str) and name in self._rows
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._rows)

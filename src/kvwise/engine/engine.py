@@ -114,6 +114,11 @@ class Engine:
         state.finish_reason = "abort"
         return self._finish(state)
 
+    def abort_all(self) -> None:
+        """End every request now; their outputs are in `outputs`."""
+        for request_id in list(self._ids_in_use):
+            self.abort(request_id)
+
     def run(self) -> Iterator[StepReport]:
         """Step until nothing is left to do."""
         while self.has_work:

@@ -6,23 +6,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from kvwise.checkpoint.bundled import BUNDLED_NAME
 from kvwise.engine.model import Settings, open_model
+from kvwise.engine.prompts import Prompt, listed_prompts, listed_sampling
 from kvwise.engine.state import RequestOutput
 from kvwise.errors import UsageError
 from kvwise.ledger.rows import LedgerRow
 from kvwise.spec.request import Request, SamplingParams
 
 Message = Mapping[str, str]
-Prompt = str | Sequence[int]
 
 
 class LLM:
-    """A loaded model and its engine. Not thread-safe; a context manager.
+    """A loaded model and its engine. A context manager; one call at a time, a second one meanwhile is refused.
 
     max_context: tokens of one request, prompt and output; by default the model's own, at most 4,096. max_requests: how
     many are computed together; more of them wait. pool_tokens: tokens of KV cache in all, by default max_context for
@@ -31,7 +34,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str = BUNDLED_NAME,
+        model: str | Path = BUNDLED_NAME,
         *,
         max_context: int | None = None,
         max_requests: int = 8,
@@ -56,6 +59,8 @@ class LLM:
             self._opened.close()
             raise
         self._num_requests = 0
+        self._busy = threading.Lock()
+        self._closed = False
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams] | None = None
@@ -64,72 +69,86 @@ class LLM:
 
         `sampling` is for all, or one per prompt. Raises UsageError or DoesNotFit before anything is computed.
         """
-        listed: Sequence[Prompt] = [prompts] if isinstance(prompts, str) or _are_ids(prompts) else prompts  # type: ignore[list-item,assignment]
-        return self._run([self._encode(prompt) for prompt in listed], sampling)
+        listed = listed_prompts(prompts)
+        params = listed_sampling(sampling, len(listed))
+        with self._alone():
+            return self._run([self._encode(prompt) for prompt in listed], params)
 
     def chat(self, messages: Sequence[Message], sampling: SamplingParams | None = None) -> RequestOutput:
         """The assistant's next turn after `messages`, each {"role": ..., "content": ...}.
 
         Raises UsageError where the model has no chat template, TemplateError where it refuses the messages.
         """
-        template = self._opened.chat_template
-        if template is None:
-            raise UsageError(
-                f"{self._opened.name} has no chat template", action="use generate with a prompt of your own"
-            )
         from kvwise.tokenizer import render_ids
 
-        return self._run([render_ids(self._opened.tokenizer, template, messages)], sampling)[0]
+        params = listed_sampling(sampling, 1)
+        with self._alone():
+            template = self._opened.chat_template
+            if template is None:
+                raise UsageError(
+                    f"{self._opened.name} has no chat template", action="use generate with a prompt of your own"
+                )
+            return self._run([tuple(render_ids(self._opened.tokenizer, template, messages))], params)[0]
 
     def ledger(self) -> tuple[LedgerRow, ...]:
         """Rows of memory: predicted before loading, measured now."""
-        return self._loaded.measure()
+        with self._alone():
+            return self._loaded.measure()
 
     def close(self) -> None:
         """Give all memory back. Idempotent."""
-        self._loaded.close()
-        self._opened.close()
+        if self._closed:
+            return
+        with self._alone():
+            self._closed = True
+            self._loaded.close()
+            self._opened.close()
 
     def __enter__(self) -> Self:
-        return self
+        with self._alone():
+            return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
 
-    def _encode(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str):
-            return self._opened.tokenizer.encode(prompt, add_special=True, parse_special=False)
-        return list(prompt)
-
-    def _run(
-        self, prompts: Sequence[list[int]], sampling: SamplingParams | Sequence[SamplingParams] | None
-    ) -> list[RequestOutput]:
-        params = [sampling or SamplingParams()] * len(prompts) if not isinstance(sampling, Sequence) else list(sampling)
-        if len(params) != len(prompts):
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Nothing else uses the model meanwhile. Raises UsageError where something does, or after close."""
+        if not self._busy.acquire(blocking=False):
             raise UsageError(
-                f"{len(params)} sampling parameters for {len(prompts)} prompts", expected="one, or one each"
+                f"{self._opened.name} is in use by another call",
+                action="wait for it, give it all prompts at once, or load the model again",
             )
+        try:
+            if self._closed:
+                raise UsageError(f"{self._opened.name} is closed", action="load the model again")
+            yield
+        finally:
+            self._busy.release()
+
+    def _encode(self, prompt: str | tuple[int, ...]) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            return tuple(self._opened.tokenizer.encode(prompt, add_special=True, parse_special=False))
+        return prompt
+
+    def _run(self, prompts: Sequence[tuple[int, ...]], params: Sequence[SamplingParams]) -> list[RequestOutput]:
         engine = self._loaded.engine
         requests = [
-            Request(f"request-{self._num_requests + i}", tuple(ids), p)
+            Request(f"request-{self._num_requests + i}", ids, p)
             for i, (ids, p) in enumerate(zip(prompts, params, strict=True))
         ]
         self._num_requests += len(requests)
         for request in requests:
             engine.check_request(request)
-        for request in requests:
-            engine.add_request(request)
         try:
+            for request in requests:
+                engine.add_request(request)
             for _ in engine.run():
                 pass
-        finally:
-            for request in requests:
-                if request.request_id not in engine.outputs:
-                    engine.abort(request.request_id)
-        return [engine.outputs.pop(request.request_id) for request in requests]
-
-
-def _are_ids(prompts: object) -> bool:
-    return isinstance(prompts, Sequence) and not isinstance(prompts, str) and all(isinstance(p, int) for p in prompts)
+            return [engine.outputs.pop(request.request_id) for request in requests]
+        except BaseException:
+            engine.abort_all()
+            engine.outputs.clear()
+            raise
