@@ -129,7 +129,8 @@ def _kv(plan: Plan) -> Table:
     kv = plan.kv
     growing = plan.kv_bytes_per_token_growing
     grows = "" if growing == plan.kv_bytes_per_token else f", {format_bytes(growing)} of it in layers without a window"
-    title = f"KV cache in {kv.kv_type.name}: {format_bytes(plan.kv_bytes_per_token)} per token{grows}"
+    beside = f"; beside it {format_bytes(kv.index_bytes_per_token)} of index keys" if kv.index_bytes_per_token else ""
+    title = f"KV cache in {kv.kv_type.name}: {format_bytes(plan.kv_bytes_per_token)} per token{grows}{beside}"
     batches = sorted({cell.batch for cell in plan.kv_table})
     table = _table(title, *(f"batch {n}" for n in batches))
     cells = {(cell.context, cell.batch): cell for cell in plan.kv_table}
