@@ -14,7 +14,6 @@ import itertools
 import json
 import math
 import statistics
-import sys
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -57,6 +56,19 @@ def _summary(rates: Sequence[float]) -> dict[str, float]:
     return {"best": max(rates), "median": statistics.median(rates)}
 
 
+def best_of(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Two measurements of one machine: of each figure the better, since others can only take from it."""
+
+    def better(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
+        return max(a, b, key=lambda figure: float(figure["best"]))
+
+    return {
+        **one,
+        "read": [better(a, b) for a, b in zip(one["read"], other["read"], strict=True)],
+        "arithmetic": {kind: better(rates, other["arithmetic"][kind]) for kind, rates in one["arithmetic"].items()},
+    }
+
+
 def read_rate(limits: dict[str, Any], nbytes: float) -> float:
     """Bytes per second for a working set of `nbytes`: between two measured sets, in proportion to their logarithms."""
     points = [(math.log(point["bytes"]), float(point["best"])) for point in limits["read"]]
@@ -96,4 +108,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -23,7 +23,7 @@ import limits as machine_limits
 from . import machine, models, report
 from .cells import CELLS, WEIGHTS, Cell, Entrant, entrants
 from .environments import Environments
-from .facts import Facts, limit_of
+from .facts import Facts, with_limits
 from .harness import Effort, Round, Seat, Series
 
 PEERS: Final = ("llama.cpp", "openvino", "vllm", "transformers")
@@ -43,7 +43,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--models", default=",".join(models.MODELS))
     parser.add_argument("--weights", default=",".join(WEIGHTS))
-    parser.add_argument("--only", default="", help="cells whose name begins so, separated by commas")
+    parser.add_argument(
+        "--only", default="", help='cells by name or its first words, separated by commas: "prefill,decode 128 b8"'
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=Effort.repeats)
     parser.add_argument("--retries", type=int, default=Effort.retries)
@@ -60,7 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wanted = PEERS if args.peers == "all" else tuple(p for p in args.peers.split(",") if p)
     present = ["kvwise", *(p for p in wanted if _is_present(environments, p))]
     effort = Effort(args.repeats, args.retries, patience_s=args.patience)
-    cells = [c for c in CELLS if not args.only or c.name.startswith(tuple(args.only.split(",")))]
+    begins = [item.strip() + " " for item in args.only.split(",")]
+    cells = [c for c in CELLS if not args.only or any(f"{c.name} ".startswith(begin) for begin in begins)]
     results: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%d"),
         "machine": machine.describe(args.threads),
@@ -69,7 +72,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "versions": {},
         "rows": [],
     }
-    print(machine_limits.format_limits(results["limits"]))
     path = args.json or args.work / "results" / f"{time.strftime('%Y%m%d-%H%M%S')}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     for model in args.models.split(","):
@@ -77,7 +79,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             field = _Field(args.work, environments, model, entrants(model, weights, present), args.threads, effort)
             if field.seats:
                 field.measure(cells, results)
+                results["limits"] = machine_limits.best_of(results["limits"], machine_limits.measure(args.threads))
+                results["rows"] = with_limits(results["rows"], results["limits"])
                 path.write_text(json.dumps(results, indent=1), "utf-8")  # what is measured is kept
+    print(machine_limits.format_limits(results["limits"]))
     print(report.markdown(results))
     print(f"results: {path}")
     if args.figure:
@@ -134,12 +139,8 @@ class _Field:
             facts.close()
 
     def _report(self, cell: Cell, series: list[Series], facts: Facts | None, results: dict[str, Any]) -> None:
-        limits = {}
-        for entrant in self.entrants if facts and cell.kind in ("prefill", "decode") else ():
-            assert facts is not None
-            work = facts.work(cell, entrant, self.files[entrant.label])
-            limits[entrant.label] = limit_of(cell, entrant, work, results["limits"])
-        results["rows"] += report.rows(self.model, cell, self.entrants, series, limits, self.effort.repeats)
+        work = {e.label: facts.work(cell, self.files[e.label]) if facts else None for e in self.entrants}
+        results["rows"] += report.rows(self.model, cell, self.entrants, series, work, self.effort.repeats)
 
 
 def _file(work: Path, environments: Environments, model: str, file: str) -> Path:

@@ -6,7 +6,7 @@ peak of the arithmetic that its weights allow.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ from kvwise.engine.model import open_model
 from kvwise.program.cost import cost_of
 from kvwise.spec.shape import StepShape
 
-from .cells import Cell, Entrant
+from .cells import Cell
 
 INTEGER: Final = ("8-bit", "4-bit")
 FLOATS: Final = ("f32", "bf16", "f16")
@@ -37,17 +37,17 @@ class Facts:
     def __init__(self, file: Path) -> None:
         self._opened = open_model(str(file), allow_download=False)
 
-    @property
-    def vocab(self) -> int:
-        return self._opened.spec.vocab
-
-    def work(self, cell: Cell, entrant: Entrant, file: Path) -> Work:
+    def work(self, cell: Cell, file: Path) -> dict[str, int] | None:
+        """As a row holds it; None for a cell that is no step."""
+        if cell.kind not in ("prefill", "decode"):
+            return None
         shape = StepShape.prefill(cell.context)
         if cell.kind == "decode":
             shape = StepShape.decode(cell.context, cell.batch)
         weights = self._opened.weight_bytes
         cost = cost_of(self._opened.program, shape, self._opened.kv, weights.__getitem__).total
-        return Work(stored_weight_bytes(file), cost.kv_read_bytes if cell.kind == "decode" else 0, cost.flops)
+        kv_bytes = cost.kv_read_bytes if cell.kind == "decode" else 0
+        return asdict(Work(stored_weight_bytes(file), kv_bytes, cost.flops))
 
     def close(self) -> None:
         self._opened.close()
@@ -61,13 +61,21 @@ def stored_weight_bytes(file: Path) -> int:
     return file.stat().st_size
 
 
-def limit_of(cell: Cell, entrant: Entrant, work: Work, limits: dict[str, Any]) -> float | None:
-    """Seconds (prefill) or tokens/s (decode) that the machine would allow; None where the cell has no such limit."""
-    if cell.kind not in ("prefill", "decode"):
-        return None
+def with_limits(rows: list[dict[str, Any]], limits: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows with `limit`, in the row's unit, and `of_limit`, the share of it that was reached."""
+    return [{**row, **_limit(row, limits)} for row in rows]
+
+
+def _limit(row: dict[str, Any], limits: dict[str, Any]) -> dict[str, float | None]:
+    if row["work"] is None:
+        return {"limit": None, "of_limit": None}
+    work = Work(**row["work"])
     rates = limits["arithmetic"]
-    kinds = ("int8",) if entrant.weights in INTEGER else FLOATS
+    kinds = ("int8",) if row["weights"] in INTEGER else FLOATS
     peak = max(rates[kind]["best"] for kind in kinds if kind in rates)
     nbytes = work.weight_bytes + work.kv_bytes
     seconds = max(nbytes / machine_limits.read_rate(limits, nbytes), work.flops / peak)
-    return cell.batch / seconds if cell.kind == "decode" else seconds
+    limit = row["batch"] / seconds if row["kind"] == "decode" else seconds
+    median = row["median"]
+    reached = None if median is None else median / limit if row["kind"] == "decode" else limit / median
+    return {"limit": limit, "of_limit": reached}

@@ -35,8 +35,9 @@ def draw(results: dict[str, Any], path: Path) -> None:
             chosen = [row for row in rows if row["model"] == model and row["weights"] == kind]
             _panel(axis, chosen, cells)
             axis.set_title(f"{model}, {kind}", fontsize=9, loc="left")
-    axes[0][0].set_yticks(range(len(cells)), cells, fontsize=8)
-    axes[0][0].invert_yaxis()
+    for line in axes:
+        line[0].set_yticks(range(len(cells)), cells, fontsize=8)
+    axes[0][0].set_ylim(len(cells) - 0.5, -0.5)
     for axis in axes[-1]:
         axis.set_xlabel("speed, in times the best peer's", fontsize=8)
     legend = [Line2D([], [], color=OURS, marker="o", linestyle="", label="kvwise")]

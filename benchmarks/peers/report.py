@@ -17,12 +17,12 @@ def rows(
     cell: Cell,
     entrants: Sequence[Entrant],
     series: Sequence[Series],
-    limits: dict[str, float | None],
+    work: dict[str, dict[str, int] | None],
     repeats: int,
 ) -> list[dict[str, Any]]:
-    """One row per entrant. `limits`: by label, in the cell's unit."""
+    """One row per entrant. `work`: by label, as facts.py counts it."""
     found = {s.label: s for s in series}
-    out = [_row(model, cell, e, found[e.label], limits.get(e.label), repeats) for e in entrants if e.label in found]
+    out = [_row(model, cell, e, found[e.label], work.get(e.label), repeats) for e in entrants if e.label in found]
     peers = [row for row in out if not row["ours"] and row["median"] is not None]
     best = max(peers, key=lambda row: _speed(cell, row["median"]), default=None)
     for row in out:
@@ -32,7 +32,9 @@ def rows(
     return out
 
 
-def _row(model: str, cell: Cell, entrant: Entrant, series: Series, limit: float | None, repeats: int) -> dict[str, Any]:
+def _row(
+    model: str, cell: Cell, entrant: Entrant, series: Series, work: dict[str, int] | None, repeats: int
+) -> dict[str, Any]:
     kept = series.kept(repeats)
     values = [sample.value for sample in kept]
     median = statistics.median(values) if values else None
@@ -51,8 +53,7 @@ def _row(model: str, cell: Cell, entrant: Entrant, series: Series, limit: float 
         "high": max(values, default=None),
         "count": len(values),
         "disturbance": max((sample.disturbance for sample in kept), default=None),
-        "limit": limit,
-        "of_limit": _speed(cell, median) / _speed(cell, limit) if median and limit else None,
+        "work": work,
         "error": series.error,
         "ids": series.ids[:64],
         "samples": [[s.value, round(s.foreign, 4), round(s.stolen, 4)] for s in series.samples],
