@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import kvwise
-from kvwise.errors import CheckpointError
+from kvwise.errors import CheckpointError, ModelNotFound
 from kvwise.planner.plan import Plan
 from kvwise.planner.stored import Part
 from planner.safetensors_headers import Tensors, llama_matrices, plain_tensors, stored_bytes, write_headers
@@ -312,3 +313,39 @@ def test_a_broken_header_is_refused(tmp_path: Path) -> None:
         file.truncate(1000)
     with pytest.raises(CheckpointError):
         kvwise.plan(str(folder))
+
+
+# On the hub: only headers travel
+
+
+@pytest.fixture
+def hub_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stands in for a repository: its config is in the cache, its headers are those of `files`."""
+    files = write_headers(tmp_path, {**LLAMA, "quantization_config": {"bits": 4}}, quantized(awq))
+    snapshot = tmp_path / "snapshot"
+    snapshot.mkdir()
+    (snapshot / "config.json").write_text((files / "config.json").read_text())
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr("kvwise.checkpoint.resolve.resolve_model", lambda *_, **__: snapshot)
+    return files
+
+
+def test_a_quantized_model_on_the_hub_is_counted_from_its_headers(
+    hub_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvwise.checkpoint.hub_headers.hub_headers", lambda _: nullcontext(hub_folder))
+    p = kvwise.plan("org/name-AWQ")
+    assert (p.model, p.source) == ("org/name-AWQ", "hub headers")
+    assert p.weight_bytes == stored_bytes(quantized(awq))
+
+
+def test_without_the_hub_sizes_are_those_of_the_formula_and_a_note_says_so(
+    hub_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: object) -> None:
+        raise ModelNotFound("no network")
+
+    monkeypatch.setattr("kvwise.checkpoint.hub_headers.hub_headers", refuse)
+    p = kvwise.plan("org/name-AWQ")
+    assert (p.stored, p.weight_bytes) == (None, 2 * p.parameters)
+    assert any("unquantized" in note for note in p.notes)

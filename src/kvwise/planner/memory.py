@@ -18,7 +18,7 @@ from typing import Final
 from kvwise.backends import BACKENDS
 from kvwise.backends.protocol import Backend, LoadOptions
 from kvwise.backends.runnable import runs
-from kvwise.errors import BackendError
+from kvwise.errors import BackendError, ModelNotFound
 from kvwise.ledger.host import HostMemory, read_cpu_budget, read_host_memory
 from kvwise.ledger.memory import MemoryPlan, plan_memory
 from kvwise.models import build_program
@@ -61,9 +61,9 @@ def plan(
     """The memory that `model` takes; reads headers and configs, no weights.
 
     model: a GGUF or safetensors file, a folder, a config.json, a name that resolves to one of these, a parsed config
-    or a ModelSpec. context: tokens of each of `batch` requests; default: the engine's. weights: plan for this type
-    instead of the stored one. memory_limit: bytes to compare with instead of all that `host` (default: this
-    machine) has available.
+    or a ModelSpec. Quantized safetensors are counted as stored, on the hub too, by their headers. context: tokens of
+    each of `batch` requests; default: the engine's. weights: plan for this type instead of the stored one.
+    memory_limit: bytes to compare with instead of all that `host` (default: this machine) has available.
     Raises UsageError, ModelNotFound, CheckpointError, SpecError or UnknownArchitecture.
     """
     described = _describe(model)
@@ -131,7 +131,9 @@ def _describe(model: str | Path | Mapping[str, object] | ModelSpec) -> _Describe
         path = path.parent
     if path.suffix == ".json" or _holds_only_a_config(path):
         where = path if path.is_dir() else path.parent
-        return _from_spec(spec_from_config(read_config(path)), where.name or str(model), "config.json")
+        config = read_config(path)
+        counted = _counted_on_the_hub(str(model), config) if "quantization_config" in config else None
+        return counted or _from_spec(spec_from_config(config), where.name or str(model), "config.json")
     if path.suffix.lower() == ".safetensors" or (path.is_dir() and not any(path.glob("*.gguf"))):
         config = read_config(path if path.is_dir() else path.parent)
         spec = spec_from_config(config)
@@ -148,6 +150,19 @@ def _describe(model: str | Path | Mapping[str, object] | ModelSpec) -> _Describe
 def _counted(path: Path, config: Mapping[str, object], spec: ModelSpec, name: str) -> _Described:
     described = _from_spec(spec, (path if path.is_dir() else path.parent).name or name, "safetensors")
     return replace(described, stored=count_stored(path, config, spec, described.program))
+
+
+def _counted_on_the_hub(model: str, config: Mapping[str, object]) -> _Described | None:
+    """Counted from the headers that the hub holds; None for a path, without the network, or where it fails."""
+    from kvwise.checkpoint.hub_cache import HubReference, is_offline
+    from kvwise.checkpoint.hub_headers import hub_headers
+
+    reference = None if Path(model).exists() or is_offline() else HubReference.parse(model)
+    if reference is None:
+        return None
+    with suppress(ModelNotFound), hub_headers(reference) as folder:
+        return replace(_counted(folder, config, spec_from_config(config), model), name=model, source="hub headers")
+    return None
 
 
 def _holds_only_a_config(path: Path) -> bool:
