@@ -7,10 +7,6 @@
 #include <cstring>
 #include <functional>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 #include "isa.h"
 #include "memory.h"
 #include "module.h"
@@ -80,27 +76,26 @@ std::vector<double> read_seconds(const std::string& isa, int64_t bytes, int thre
 #if defined(__x86_64__) && defined(__GNUC__)
 #define KVW_HAS_AVX512_LOOPS 1
 
-// rounds · 12 of one instruction on 64 bytes per operand, all operands in registers. Assembly, because GCC keeps an
-// array of accumulators in memory when the loop is written with intrinsics, which then measures stores.
-#define KVW_ROUNDS(name, instruction)                                                                    \
-  __attribute__((target("avx512f"))) int32_t name(int64_t rounds, const uint8_t*) {                      \
-    __m512i acc[kAccumulators];                                                                          \
-    const __m512i x = _mm512_setzero_si512();                                                            \
-    for (auto& a : acc) a = x;                                                                           \
-    for (int64_t i = 0; i < rounds; ++i) {                                                               \
-      asm volatile(instruction " %12, %12, %0\n\t" instruction " %12, %12, %1\n\t"                       \
-                   instruction " %12, %12, %2\n\t" instruction " %12, %12, %3\n\t"                       \
-                   instruction " %12, %12, %4\n\t" instruction " %12, %12, %5\n\t"                       \
-                   instruction " %12, %12, %6\n\t" instruction " %12, %12, %7\n\t"                       \
-                   instruction " %12, %12, %8\n\t" instruction " %12, %12, %9\n\t"                       \
-                   instruction " %12, %12, %10\n\t" instruction " %12, %12, %11"                         \
-                   : "+v"(acc[0]), "+v"(acc[1]), "+v"(acc[2]), "+v"(acc[3]), "+v"(acc[4]), "+v"(acc[5]), \
-                     "+v"(acc[6]), "+v"(acc[7]), "+v"(acc[8]), "+v"(acc[9]), "+v"(acc[10]),              \
-                     "+v"(acc[11])                                                                       \
-                   : "v"(x));                                                                            \
-    }                                                                                                    \
-    for (int j = 1; j < kAccumulators; ++j) acc[0] = _mm512_xor_si512(acc[0], acc[j]);                   \
-    return _mm512_cvtsi512_si32(acc[0]);                                                                 \
+// rounds · 12 of one instruction on 64 bytes per operand, all operands in registers. The loop itself is assembly: GCC
+// keeps accumulators of intrinsics, or of an asm statement inside a loop, in memory, which then measures stores.
+#define KVW_ZERO(n) "vpxord %%zmm" n ", %%zmm" n ", %%zmm" n "\n\t"
+#define KVW_OP(instruction, n) instruction " %%zmm12, %%zmm12, %%zmm" n "\n\t"
+#define KVW_ROUNDS(name, instruction)                                                                                 \
+  __attribute__((target("avx512f"))) int32_t name(int64_t rounds, const uint8_t*) {                                   \
+    int32_t keep;                                                                                                     \
+    asm volatile(                                                                                                     \
+        KVW_ZERO("0") KVW_ZERO("1") KVW_ZERO("2") KVW_ZERO("3") KVW_ZERO("4") KVW_ZERO("5") KVW_ZERO("6")             \
+        KVW_ZERO("7") KVW_ZERO("8") KVW_ZERO("9") KVW_ZERO("10") KVW_ZERO("11") KVW_ZERO("12")                        \
+        "1:\n\t"                                                                                                      \
+        KVW_OP(instruction, "0") KVW_OP(instruction, "1") KVW_OP(instruction, "2") KVW_OP(instruction, "3")           \
+        KVW_OP(instruction, "4") KVW_OP(instruction, "5") KVW_OP(instruction, "6") KVW_OP(instruction, "7")           \
+        KVW_OP(instruction, "8") KVW_OP(instruction, "9") KVW_OP(instruction, "10") KVW_OP(instruction, "11")         \
+        "dec %0\n\tjnz 1b\n\tvmovd %%xmm0, %1"                                                                        \
+        : "+r"(rounds), "=r"(keep)                                                                                    \
+        :                                                                                                             \
+        : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12",  \
+          "cc");                                                                                                      \
+    return keep;                                                                                                      \
   }
 
 KVW_ROUNDS(int8_rounds, "vpdpbusd")
@@ -140,6 +135,7 @@ Arithmetic arithmetic_named(const KernelTable& kernels, const std::string& kind)
 std::vector<double> arithmetic_rates(const std::string& isa, const std::string& kind, int threads, int64_t rounds,
                                      int repeats) {
   const KernelTable& kernels = kernels_named(isa);
+  if (threads < 1 || rounds < 1 || repeats < 1) throw NativeError("a rate needs threads, rounds and repeats");
   const Arithmetic arithmetic = arithmetic_named(kernels, kind);
   if (arithmetic.rounds == nullptr) return {};
   std::atomic<int32_t> keep{0};
