@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvwise.program.arena import ALIGNMENT, plan_arena
-from kvwise.program.ir import Program, Rows
+from kvwise.program.ir import MatMul, Program, Rows
 from kvwise.spec.shape import StepLimits
 from program.families import PROGRAMS, random_programs
 
@@ -45,6 +47,22 @@ def check_by_running(program: Program, limits: StepLimits) -> None:
                 assert span(read) == span(op.out), f"op {index} starts in the middle of {read}"
         for i in span(op.out):
             owner[i] = op.out
+
+
+@given(random_programs(), limits)
+@settings(max_examples=150)
+def test_matmuls_in_a_row_overwrite_nothing_of_each_other(program: Program, limits: StepLimits) -> None:
+    """A backend may compute them at the same time."""
+    arena = plan_arena(program, limits)
+
+    def span(slot: str) -> set[int]:
+        start = arena.offsets.get(slot)
+        return set() if start is None else set(range(start, start + arena.slot_bytes[slot]))
+
+    for _, group in itertools.groupby(program.ops, key=lambda op: isinstance(op, MatMul)):
+        run = [op for op in group if isinstance(op, MatMul)]
+        for one, other in itertools.permutations(run, 2):
+            assert not span(one.out) & (span(other.out) | span(other.x)) or one.out == other.x
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -1,7 +1,8 @@
 """Lays out a program's activations in one buffer by lifetime, before anything runs.
 
 A slot lives from the op that writes it to the last op that reads it. Two slots may share bytes only if their lives
-do not overlap; an output may start on an input's bytes where the op allows it and that input dies there.
+do not overlap; an output may start on an input's bytes where the op allows it and that input dies there. Matmuls in a
+row count as one op, so that a backend may compute them together.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from kvwise.program.ir import Program, Rows, Slot
+from kvwise.program.ir import MatMul, Program, Rows, Slot
 from kvwise.spec.shape import StepLimits
 from kvwise.units import align_up
 
@@ -61,19 +62,33 @@ def _max_bytes(slot: Slot, limits: StepLimits) -> int:
 
 
 def _storages(program: Program, sizes: Mapping[str, int]) -> dict[str, _Storage]:
+    begin, end_of = _runs(program)
     last_read = {read: i for i, op in enumerate(program.ops) for read in op.reads}
     storages: dict[str, _Storage] = {}
     for i, op in enumerate(program.ops):
         if op.out == program.output:
             continue
-        end = last_read.get(op.out, i)
+        end = end_of[last_read.get(op.out, i)]
         source = getattr(op, op.in_place) if op.in_place else None
         if source in storages and last_read[source] == i and sizes[source] == sizes[op.out]:
             storages[op.out] = storages[source]
             storages[source].last = end
         else:
-            storages[op.out] = _Storage(sizes[op.out], i, end)
+            storages[op.out] = _Storage(sizes[op.out], begin[i], end)
     return storages
+
+
+def _runs(program: Program) -> tuple[list[int], list[int]]:
+    """The first and last op of the run of matmuls that each op is in; other ops are on their own."""
+    matmul = [isinstance(op, MatMul) for op in program.ops]
+    begin, end = list(range(len(matmul))), list(range(len(matmul)))
+    for i in range(1, len(matmul)):
+        if matmul[i - 1] and matmul[i]:
+            begin[i] = begin[i - 1]
+    for i in reversed(range(len(matmul) - 1)):
+        if matmul[i] and matmul[i + 1]:
+            end[i] = end[i + 1]
+    return begin, end
 
 
 def _lowest_gap(nbytes: int, placed: Iterable[_Storage]) -> int:
