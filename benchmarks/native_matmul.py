@@ -53,15 +53,10 @@ def median_seconds(measure: Callable[[], float], repeats: int) -> float:
 
 
 def measure_limits(isa: str, threads: int) -> Limits:
-    kernels, rounds = _native.kernels, 4_000_000 if isa != "scalar" else 100_000
-    read = median_seconds(lambda: kernels.read_seconds(isa, DECODE_BYTES, threads), 5)
-    dot = median_seconds(lambda: kernels.dot_seconds(isa, rounds, threads), 5)
-    fma = median_seconds(lambda: kernels.fma_seconds(isa, rounds, threads), 5)
-    return Limits(
-        DECODE_BYTES / read / GB,
-        threads * rounds * 12 * 64 * 2 / dot / 1e9,
-        threads * rounds * 12 * 16 * 2 / fma / 1e9,
-    )
+    limits, rounds = _native.limits, 3_000_000 if isa != "scalar" else 200_000
+    read = median_seconds(lambda: min(limits.read_seconds(isa, DECODE_BYTES, threads, repeats=1)), 5)
+    peak = {kind: statistics.median(limits.arithmetic_rates(isa, kind, threads, rounds)) for kind in ("int8", "f32")}
+    return Limits(DECODE_BYTES / read / GB, peak["int8"] / 1e9, peak["f32"] / 1e9)
 
 
 def measure(kind: str, rows: int, isa: str, threads: int, limits: Limits, repeats: int) -> Row:
