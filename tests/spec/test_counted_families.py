@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kvwise.errors import SpecError
 from kvwise.models import build_program
@@ -276,3 +278,39 @@ def test_multimodal_configs_are_read_from_their_text_config(model_type: str, tex
 def test_impossible_facts_are_refused_by_name(model_type: str, fields: dict[str, object], field: str) -> None:
     with pytest.raises(SpecError, match=field):
         spec(model_type, **fields)
+
+
+# Whatever a file says
+
+ODD: list[object] = [
+    None, -1, 0, 1, 3, 7, 2**24, 2**31, 2**70, 1.5, math.nan, math.inf, "", "x", "full_attention", True, False,
+    [], [0], [1, 1], [None] * 3, [[1]], ["full_attention"] * 4, ["sparse"] * 3, "M*" * 9, "FS",
+    {}, {"a": 1}, {"rope_type": "yarn"}, {"full_attention": {}}, {"sliding_attention": None}, {"full_attention": 3},
+    {"05": {"head_dim": 3}}, {"05": None},
+]  # fmt: skip
+MORE_FIELDS = [
+    "mlp_layer_types", "indexer_types", "index_topk_pattern", "no_rope_layers", "moe_layers", "mlp_only_layers",
+    "hybrid_layer_pattern", "moe_layer_freq", "layer_types", "rope_parameters", "rope_scaling", "per_layer_config",
+    "num_global_key_value_heads", "num_kv_shared_layers", "sliding_window_size", "rotary_dim", "moe_latent_size",
+    "layers_block_type", "hybrid_override_pattern", "head_dim", "intermediate_size", "quantization_config",
+]  # fmt: skip
+
+
+@given(st.sampled_from(RECORDS), st.data())
+@settings(max_examples=300, deadline=None)
+def test_any_config_gives_a_program_or_names_what_is_wrong(record: dict[str, Any], data: st.DataObject) -> None:
+    config = dict(record["config"])
+    names = st.sampled_from([*(name for name in config if name != "model_type"), *MORE_FIELDS])
+    for name in data.draw(st.lists(names, min_size=1, max_size=3)):
+        config[name] = data.draw(st.sampled_from(ODD))
+    try:
+        s = spec_from_config(config)
+    except SpecError as refused:
+        assert len(str(refused)) < 400
+        return
+    assert KVCacheSpec.of(s).layers == build_program(s).kv_layers
+
+
+def test_heads_too_wide_to_be_checked_are_refused_in_time() -> None:
+    with pytest.raises(SpecError, match="rotary dimensions"):
+        spec("smollm3", head_dim=2**24)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, Final
 
 from kvwise.errors import SpecError
 from kvwise.spec import layers as kinds
 from kvwise.spec.model import MAX_LAYERS, MAX_WIDTH, LayerSpec, ModelSpec
 from kvwise.spec.rope import RopeSpec
+
+_MAX_ROTARY_DIM: Final = 2**14  # the widest known head has 576; frequencies are computed one by one to check them
 
 
 def check_spec(spec: ModelSpec) -> ModelSpec:
@@ -149,6 +152,8 @@ _CHECKS: Final[dict[type, Callable[[str, Any], None]]] = {
 
 
 def _check_rope(where: str, rope: RopeSpec, head_dim: int) -> None:
+    if rope.rotary_dim > _MAX_ROTARY_DIM:
+        raise SpecError(f"{where}: {rope.rotary_dim} rotary dimensions", expected=f"at most {_MAX_ROTARY_DIM}")
     _check_finite(f"{where} rope theta", rope.theta, low=1.0)
     if rope.rotary_dim % 2 or not 2 <= rope.rotary_dim <= head_dim:
         raise SpecError(f"{where}: {rope.rotary_dim} rotary dimensions", expected=f"an even number up to {head_dim}")
@@ -156,6 +161,7 @@ def _check_rope(where: str, rope: RopeSpec, head_dim: int) -> None:
         raise SpecError(f"{where}: the rope scaling gives frequencies that are not finite and positive")
 
 
+@lru_cache(maxsize=64)  # layers of a kind share theirs
 def _has_sound_frequencies(rope: RopeSpec) -> bool:
     try:
         return all(math.isfinite(f) and f > 0 for f in rope.inv_freqs())

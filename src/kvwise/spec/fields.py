@@ -109,6 +109,28 @@ class Fields:
             raise self.wrong(name, f"a list of {length} finite numbers above 0")
         return tuple(float(n) for n in value)
 
+    def choices(self, name: str, length: int, known: Sequence[str]) -> tuple[str, ...] | None:
+        """A list of `length` of the `known` words; None where there is none."""
+        value = self._values.get(self._prefix + name)
+        if value is None:
+            return None
+        if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != length:
+            raise self.wrong(name, f"a list of {length} times {' or '.join(known)}")
+        if any(not isinstance(word, str) or word not in known for word in value):
+            raise self.wrong(name, f"a list of {length} times {' or '.join(known)}")
+        return tuple(value)
+
+    def bits(self, name: str, length: int) -> tuple[bool, ...] | None:
+        """A list of `length` times 0 or 1; None where there is none."""
+        value = self._values.get(self._prefix + name)
+        if value is None:
+            return None
+        if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != length:
+            raise self.wrong(name, f"a list of {length} times 0 or 1")
+        if any(type(n) is not int or n not in (0, 1) for n in value):
+            raise self.wrong(name, f"a list of {length} times 0 or 1")
+        return tuple(n == 1 for n in value)
+
     def indices(self, name: str, length: int) -> frozenset[int] | None:
         """A list of numbers of 0..length-1 as a set; None where there is none."""
         value = self._values.get(self._prefix + name)

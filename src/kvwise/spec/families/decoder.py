@@ -112,13 +112,11 @@ def _every(period_default: int, field: str | None = None) -> Callable[[Fields, i
 
 def _rotating(config: Fields, num_layers: int) -> tuple[bool, ...]:
     """SmolLM3: `no_rope_layers` has 1 where a layer rotates; without it every fourth does not."""
-    stated = config.raw("no_rope_layers")
-    if stated is None:
-        interval = config.integer("no_rope_layer_interval", 4)
-        return tuple((i + 1) % interval != 0 for i in range(num_layers))
-    if not isinstance(stated, (list, tuple)) or len(stated) < num_layers or any(n not in (0, 1) for n in stated):
-        raise config.wrong("no_rope_layers", f"a list of {num_layers} times 0 or 1")
-    return tuple(bool(n) for n in stated[:num_layers])
+    stated = config.bits("no_rope_layers", num_layers)
+    if stated is not None:
+        return stated
+    interval = config.integer("no_rope_layer_interval", 4)
+    return tuple((i + 1) % interval != 0 for i in range(num_layers))
 
 
 # Biases of (q, k and v; o)

@@ -135,7 +135,11 @@ def _indexers(fields: Fields, family: _Defaults, num_layers: int) -> tuple[bool,
         return tuple(max(i - offset + 1, 0) % period == 0 for i in range(num_layers))
     name = "indexer_types" if "indexer_types" in fields else "index_topk_pattern"
     modes = {"F": True, "S": False, "full": True, "shared": False}
-    if not isinstance(stated, (str, list, tuple)) or len(stated) != num_layers or any(m not in modes for m in stated):
+    if (
+        not isinstance(stated, (str, list, tuple))
+        or len(stated) != num_layers
+        or any(not isinstance(m, str) or m not in modes for m in stated)
+    ):
         raise fields.wrong(name, f"{num_layers} times full or shared")
     if not modes[stated[0]]:
         raise fields.wrong(name, "full in the first layer, which has no other to read from")

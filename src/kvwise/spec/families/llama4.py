@@ -75,13 +75,10 @@ def read(fields: Fields, top: Fields, model_type: str) -> ModelSpec:
 
 def _rotating(fields: Fields, num_layers: int) -> tuple[bool, ...]:
     """`no_rope_layers` has 1 where a layer rotates; empty or without it every `no_rope_layer_interval`-th does not."""
-    stated = fields.raw("no_rope_layers")
-    if not stated:
+    if fields.raw("no_rope_layers") in (None, []):
         interval = fields.integer("no_rope_layer_interval", 4)
         return tuple((i + 1) % interval != 0 for i in range(num_layers))
-    if not isinstance(stated, (list, tuple)) or len(stated) != num_layers or any(n not in (0, 1) for n in stated):
-        raise fields.wrong("no_rope_layers", f"a list of {num_layers} times 0 or 1")
-    return tuple(bool(n) for n in stated)
+    return fields.bits("no_rope_layers", num_layers) or ()
 
 
 def _blocks(fields: Fields, num_layers: int) -> tuple[FeedForward, ...]:

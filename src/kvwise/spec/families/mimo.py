@@ -48,7 +48,7 @@ def read(fields: Fields, top: Fields, model_type: str) -> ModelSpec:
 
 def _pattern(fields: Fields, num_layers: int) -> tuple[str, ...]:
     """`hybrid_layer_pattern` has 1 where a layer has a window; else the first and every sixth have none."""
-    flags = _flags(fields, "hybrid_layer_pattern", num_layers)
+    flags = fields.bits("hybrid_layer_pattern", num_layers)
     if flags is not None:
         return tuple(SLIDING if windowed else FULL for windowed in flags)
     return tuple(FULL if i == 0 or not (i + 1) % 6 else SLIDING for i in range(num_layers))
@@ -94,19 +94,8 @@ def _blocks(fields: Fields, num_layers: int) -> tuple[FeedForward, ...]:
         fields.integer("num_experts_per_tok", 8),
         MlpSpec(fields.integer("moe_intermediate_size", 2048), activation),
     )
-    flags = _flags(fields, "moe_layer_freq", num_layers)
-    stated = fields.raw("mlp_layer_types")
+    flags = fields.bits("moe_layer_freq", num_layers)
+    stated = fields.choices("mlp_layer_types", num_layers, ("dense", "sparse"))
     if flags is None and stated is not None:
-        if not isinstance(stated, (list, tuple)) or len(stated) != num_layers or set(stated) - {"dense", "sparse"}:
-            raise fields.wrong("mlp_layer_types", f"a list of {num_layers} times dense or sparse")
         flags = tuple(kind == "sparse" for kind in stated)
     return tuple(moe if sparse else dense for sparse in flags or tuple(i > 0 for i in range(num_layers)))
-
-
-def _flags(fields: Fields, name: str, num_layers: int) -> tuple[bool, ...] | None:
-    stated = fields.raw(name)
-    if stated is None:
-        return None
-    if not isinstance(stated, (list, tuple)) or len(stated) != num_layers or any(n not in (0, 1) for n in stated):
-        raise fields.wrong(name, f"a list of {num_layers} times 0 or 1")
-    return tuple(bool(n) for n in stated)

@@ -27,14 +27,11 @@ def dense_then_sparse(
     fields: Fields, num_layers: int, dense: MlpSpec, sparse: MoeSpec, default: int
 ) -> tuple[FeedForward, ...]:
     """The first `first_k_dense_replace` layers are dense; where it is stated, `mlp_layer_types` says it for each."""
-    stated = fields.raw("mlp_layer_types")
+    stated = fields.choices("mlp_layer_types", num_layers, ("dense", "sparse"))
     if stated is None:
         first = fields.integer("first_k_dense_replace", default, low=0)
         return tuple(dense if i < first else sparse for i in range(num_layers))
-    blocks: dict[object, FeedForward] = {"dense": dense, "sparse": sparse}
-    if not isinstance(stated, (list, tuple)) or len(stated) != num_layers or any(kind not in blocks for kind in stated):
-        raise fields.wrong("mlp_layer_types", f"a list of {num_layers} times dense or sparse")
-    return tuple(blocks[kind] for kind in stated)
+    return tuple(sparse if kind == "sparse" else dense for kind in stated)
 
 
 def stepped(fields: Fields, num_layers: int, dense: MlpSpec, sparse: MoeSpec) -> tuple[FeedForward, ...]:

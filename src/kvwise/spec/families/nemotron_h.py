@@ -67,7 +67,7 @@ def _kinds(fields: Fields) -> tuple[str, ...]:
     if not isinstance(stated, (str, list, tuple)) or not 1 <= len(stated) <= MAX_LAYERS:
         raise fields.wrong(name, f"1 to {MAX_LAYERS} layers")
     for kind in stated:
-        if kind not in names:
+        if not isinstance(kind, str) or kind not in names:
             raise SpecError(f"{fields.name_of(name)} has {str(kind)[:20]!r}", expected=f"one of {', '.join(names)}")
     num_layers = fields.optional_integer("num_hidden_layers")
     if num_layers is not None and num_layers != len(stated):
