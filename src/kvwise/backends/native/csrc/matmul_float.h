@@ -1,0 +1,46 @@
+// Micro-tiles of float32, float16 and bfloat16 weights on float32 activations: one multiply-add per input, in sequence.
+#pragma once
+
+#include "matmul_tile.h"
+
+namespace kvw::KVW_ISA {
+
+template <class Element>
+struct Floating {
+  static constexpr int kRows = kFloatRows, kTiles = kFloatTiles;
+  static constexpr int kStreamRows = 0;  // four chains of multiply-adds are needed to keep up with memory
+
+  template <int M, int N, bool first_time>
+  static void run(const MatmulArgs& args, int64_t tile, int64_t row) {
+    const Element* weight[N];
+    const float* x[M];
+    F32x16 acc[M][N];
+#pragma GCC unroll 8
+    for (int n = 0; n < N; ++n) {
+      weight[n] = reinterpret_cast<const Element*>(args.weight.bytes + (tile + n) * args.weight.tile_bytes);
+    }
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m) {
+      x[m] = reinterpret_cast<const float*>(args.x + (row + m) * args.x_stride);
+#pragma GCC unroll 8
+      for (int n = 0; n < N; ++n) acc[m][n] = zero();
+    }
+    for (int64_t k = 0; k < args.weight.inputs; ++k) {
+      F32x16 w[N];
+#pragma GCC unroll 8
+      for (int n = 0; n < N; ++n) {
+        w[n] = load(weight[n] + k * kLanes);
+        if (first_time) __builtin_prefetch(weight[n] + k * kLanes + N * args.weight.tile_bytes / sizeof(Element), 0, 2);
+      }
+#pragma GCC unroll 16
+      for (int m = 0; m < M; ++m) {
+        const F32x16 value = set1(x[m][k]);
+#pragma GCC unroll 8
+        for (int n = 0; n < N; ++n) acc[m][n] = fma(w[n], value, acc[m][n]);
+      }
+    }
+    store_tile<M, N>(args, tile, row, acc);
+  }
+};
+
+}  // namespace kvw::KVW_ISA
