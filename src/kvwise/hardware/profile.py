@@ -26,9 +26,11 @@ _MAX_FILE_BYTES: Final = 2**20
 
 @dataclass(frozen=True, slots=True)
 class MatmulFigures:
-    """Matmuls of one kind: weight type, and q8 or float32 activations. read_bandwidth: (working set in bytes, weight bytes/s) for one row, ascending;
-    flops: FLOP/s for many rows. The working set is what a step reads again and again: what fits a cache is not read
-    from memory."""
+    """Matmuls of one kind: weight type, and q8 or float32 activations.
+
+    read_bandwidth: (working set in bytes, weight bytes/s) for one row, ascending; flops: FLOP/s for many rows. The
+    working set is what a step reads again and again: what fits a cache is not read from memory.
+    """
 
     read_bandwidth: tuple[tuple[int, float], ...]
     flops: float
@@ -49,8 +51,8 @@ class MatmulFigures:
 class DeviceProfile:
     """What one machine does with `threads` threads.
 
-    matmuls: by kind, such as "q8_0*q8" or "f16". attention_bandwidth: KV bytes/s for one query; attention_flops: FLOP/s for many.
-    elementwise_bandwidth: activation bytes/s of everything else. op_seconds, step_seconds: fixed costs.
+    matmuls: by kind, such as "q8_0*q8" or "f16". attention_bandwidth: KV bytes/s for one query; attention_flops:
+    FLOP/s for many. elementwise_bandwidth: activation bytes/s of everything else. op_seconds, step_seconds: fixed.
     """
 
     device: str
