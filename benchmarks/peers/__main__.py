@@ -116,7 +116,7 @@ class _Field:
         for entrant in field:
             file = self.files[entrant.label] = _file(work, environments, model, entrant.file)
             command = (str(environments.python(entrant.peer)), "-m", entrant.module)
-            self.seats[entrant.label] = Seat(entrant.label, command, file, entrant.options, threads)
+            self.seats[entrant.label] = Seat(entrant.label, command, file, entrant.options, threads, entrant.ours)
 
     def measure(self, cells: Sequence[Cell], results: dict[str, Any]) -> None:
         """Appends rows to `results`. Requests alone and in batches are served by processes of their own."""

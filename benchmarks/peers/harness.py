@@ -58,13 +58,14 @@ class Effort:
 
 @dataclass(frozen=True)
 class Seat:
-    """How to start an entrant's process. file: what is loaded, for the page cache."""
+    """How to start an entrant's process. shares_path: it imports what this process can, as kvwise's does."""
 
     label: str
     command: tuple[str, ...]
     model: Path
     options: dict[str, Any]
     threads: int
+    shares_path: bool = False
 
 
 @dataclass
@@ -85,11 +86,10 @@ class Process:
     """A peer's process. Stopped whenever it is not inside `call`."""
 
     def __init__(self, seat: Seat, log: IO[bytes]) -> None:
+        own = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p] if seat.shares_path else []
         environment = {
-            **{k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")},
-            "PYTHONPATH": str(BENCHMARKS)
-            if "kvwise" not in seat.label
-            else os.pathsep.join([str(BENCHMARKS), *_own_path()]),
+            **{name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")},
+            "PYTHONPATH": os.pathsep.join([str(BENCHMARKS), *own]),
             "OMP_NUM_THREADS": str(seat.threads),
         }
         self.seat = seat
@@ -164,10 +164,6 @@ class Process:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _own_path() -> list[str]:
-    return [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
 
 
 def prompt(vocab: int, tokens: int, seed: int) -> list[int]:
