@@ -98,8 +98,10 @@ class NativeBackend:
             return NativeProgram(
                 module, chosen_isa(), program, source, kv, options, needs, attention_scratch(program, options)
             )
-        except (module.NativeError, MemoryError, RuntimeError) as error:
+        except (module.RefusedError, MemoryError) as error:
             raise BackendError(f"loading failed: {error}", action="free memory, or plan for less of it") from None
+        except module.NativeError as error:
+            raise BackendError(f"loading failed: {error}") from None
 
 
 def attention_scratch(program: Program, options: LoadOptions) -> AttentionScratch:

@@ -1,5 +1,5 @@
-// Micro-tiles of weights with integer kernels on quantized activations: exact integers inside a block of 32 inputs, then
-// one multiply-add per block.
+// Micro-tiles of weights with integer kernels on quantized activations: exact integers inside a block of 32 inputs,
+// then one multiply-add per block.
 #pragma once
 
 #include "dot.h"

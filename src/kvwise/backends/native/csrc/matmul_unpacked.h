@@ -1,5 +1,5 @@
-// Weights of any block type on float32 activations: a block of 16 output rows is unpacked to float32 once, for many rows
-// of activations.
+// Weights of any block type on float32 activations: a block of 16 output rows is unpacked to float32 once, for many
+// rows of activations.
 #pragma once
 
 #include "matmul_quantized.h"

@@ -23,7 +23,7 @@ Mapping::Mapping(size_t bytes, Pages pages, const std::string& what) {
   base_ = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (base_ == MAP_FAILED) {
     base_ = nullptr;
-    throw NativeError("can't allocate " + std::to_string(bytes) + " bytes for the " + what + ": " +
+    throw RefusedError("can't allocate " + std::to_string(bytes) + " bytes for the " + what + ": " +
                       std::strerror(errno));
   }
   const auto address = reinterpret_cast<uintptr_t>(base_);

@@ -13,6 +13,11 @@ struct NativeError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// The system refused memory or threads.
+struct RefusedError : NativeError {
+  using NativeError::NativeError;
+};
+
 enum class Pages {
   small,  // 4 KiB pages whatever the system's default: a page is resident only once something in it was touched
   huge,   // 2 MiB pages where the system has them: for memory that is touched in full anyway
@@ -22,7 +27,7 @@ enum class Pages {
 class Mapping {
  public:
   Mapping() = default;
-  // Throws NativeError naming `what` when the system refuses. Zero bytes map nothing.
+  // Throws RefusedError naming `what` when the system refuses. Zero bytes map nothing.
   Mapping(size_t bytes, Pages pages, const std::string& what);
   ~Mapping() { reset(); }
   Mapping(Mapping&& other) noexcept { swap(other); }

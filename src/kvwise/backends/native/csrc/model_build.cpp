@@ -42,9 +42,11 @@ Model::Model(const std::string& isa, int threads, const ModelLimits& limits, con
 
 int Model::add_slot(bool in_logits, size_t offset, size_t row_bytes, int64_t width, bool logits_rows) {
   const Mapping& mapping = in_logits ? *logits_ : arena_;
-  const size_t available = in_logits ? mapping.size() : mapping.size() - sizes_.shared - sizes_.scratch * pool_.threads();
+  const size_t beyond_slots = in_logits ? 0 : sizes_.shared + sizes_.scratch * static_cast<size_t>(pool_.threads());
   const int64_t max_rows = logits_rows ? limits_.max_logits_rows : limits_.max_tokens;
-  if (offset + row_bytes * static_cast<size_t>(max_rows) > available) throw NativeError("a slot ends outside the arena");
+  if (offset + row_bytes * static_cast<size_t>(max_rows) + beyond_slots > mapping.size()) {
+    throw NativeError("a slot ends outside the arena");
+  }
   slots_.push_back({mapping.bytes() + offset, row_bytes, max_rows, width, logits_rows});
   return static_cast<int>(slots_.size()) - 1;
 }
@@ -76,7 +78,9 @@ int Model::add_vector(WeightType type, const uint8_t* stored, size_t nbytes, int
   if (type != WeightType::f32 && type != WeightType::f16 && type != WeightType::bf16) {
     throw NativeError("a vector must be stored as f32, f16 or bf16");
   }
-  if (nbytes != static_cast<size_t>(stored_row_bytes(type, n))) throw NativeError("a vector's bytes don't fit its shape");
+  if (nbytes != static_cast<size_t>(stored_row_bytes(type, n))) {
+    throw NativeError("a vector's bytes don't fit its shape");
+  }
   auto* target = reinterpret_cast<float*>(take(weights_, weights_used_, sizeof(float) * n, "weights"));
   widen(type, stored, n, target);
   vectors_.push_back(target);

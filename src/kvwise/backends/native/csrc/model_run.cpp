@@ -51,7 +51,8 @@ void Model::check(const Step& s) const {
     if (ceil_div(context, kBlockTokens) > s.max_blocks) refuse("a block table is shorter than its context");
     check_range(s.block_tables + r * s.max_blocks, ceil_div(context, kBlockTokens), limits_.num_blocks, "block");
     for (int64_t t = begin; t < end; ++t) {
-      if (s.positions[t] != context - (end - t)) refuse("a request's positions must be consecutive and end its context");
+      if (s.positions[t] == context - (end - t)) continue;
+      refuse("a request's positions must be consecutive and end its context");
     }
   }
 }

@@ -62,7 +62,8 @@ Activation activation_named(const std::string& name) { return named(kActivations
 NB_MODULE(_native, m) {
   using namespace kvw;
   nb::set_leak_warnings(false);  // a program that ends with a model still loaded is no news to its user
-  nb::exception<NativeError>(m, "NativeError", PyExc_RuntimeError);
+  const auto native_error = nb::exception<NativeError>(m, "NativeError", PyExc_RuntimeError);
+  nb::exception<RefusedError>(m, "RefusedError", native_error);
   m.def("isas", &usable_isas, "Instruction sets that this build has kernels for and this machine runs, best first.");
   m.def(
       "tile_bytes", [](const std::string& type, int64_t inputs) { return tile_bytes(weight_type_named(type), inputs); },

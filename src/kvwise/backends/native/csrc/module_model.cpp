@@ -140,20 +140,18 @@ void bind_ops(nb::class_<Model>& model) {
 
 void bind_model(nb::module_& m) {
   using namespace nb::literals;
+  nb::class_<ModelLimits>(m, "ModelLimits")
+      .def(nb::init<int64_t, int64_t, int64_t, int64_t, int64_t>(), nb::kw_only(), "max_tokens"_a, "max_logits_rows"_a,
+           "max_requests"_a, "max_context"_a, "num_blocks"_a);
+  nb::class_<ModelBytes>(m, "ModelBytes")
+      .def(nb::init<size_t, size_t, size_t, size_t, size_t, size_t, size_t>(), nb::kw_only(), "weights"_a, "kv_pool"_a,
+           "arena"_a, "shared"_a, "scratch"_a, "logits"_a, "tables"_a);
   nb::class_<Model> model(m, "Model", "A program with its weights, KV pool and arena; one step at a time.");
   model
       .def("__init__",
-           [](Model* self, const std::string& isa, int threads, const std::string& kv_type, int64_t max_tokens,
-              int64_t max_logits_rows, int64_t max_requests, int64_t max_context, int64_t num_blocks,
-              size_t weights_bytes, size_t kv_pool_bytes, size_t arena_bytes, size_t shared_bytes, size_t scratch_bytes,
-              size_t logits_bytes, size_t tables_bytes) {
-             new (self) Model(isa, threads, {max_tokens, max_logits_rows, max_requests, max_context, num_blocks},
-                              {weights_bytes, kv_pool_bytes, arena_bytes, shared_bytes, scratch_bytes, logits_bytes, tables_bytes},
-                              kv_type_named(kv_type));
-           },
-           nb::kw_only(), "isa"_a, "threads"_a, "kv_type"_a, "max_tokens"_a, "max_logits_rows"_a, "max_requests"_a,
-           "max_context"_a, "num_blocks"_a, "weights_bytes"_a, "kv_pool_bytes"_a, "arena_bytes"_a, "shared_bytes"_a, "scratch_bytes"_a,
-           "logits_bytes"_a, "tables_bytes"_a)
+           [](Model* self, const std::string& isa, int threads, const std::string& kv_type, const ModelLimits& limits,
+              const ModelBytes& nbytes) { new (self) Model(isa, threads, limits, nbytes, kv_type_named(kv_type)); },
+           nb::kw_only(), "isa"_a, "threads"_a, "kv_type"_a, "limits"_a, "nbytes"_a)
       .def("add_slot", &Model::add_slot, nb::kw_only(), "in_logits"_a, "offset"_a, "row_bytes"_a, "width"_a,
            "logits_rows"_a)
       .def("add_matrix",

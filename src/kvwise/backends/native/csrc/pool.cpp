@@ -4,6 +4,10 @@
 #include <sched.h>
 
 #include <chrono>
+#include <string>
+#include <system_error>
+
+#include "memory.h"
 
 namespace kvw {
 namespace {
@@ -41,9 +45,9 @@ ThreadPool::ThreadPool(int threads) : sleep_(std::make_unique<Sleep>()) {
   forks_at_start_ = forks.load();
   try {
     for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
-  } catch (...) {  // the system is out of threads: those that started must end before the members do
-    stop();
-    throw;
+  } catch (const std::system_error& error) {
+    stop();  // those that started must end before the members do
+    throw RefusedError("can't start " + std::to_string(threads) + " threads: " + error.what());
   }
 }
 

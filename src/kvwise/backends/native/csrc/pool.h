@@ -19,7 +19,7 @@ namespace kvw {
 
 class ThreadPool {
  public:
-  // `threads` counts the caller; at least 1.
+  // `threads` counts the caller; at least 1. Throws RefusedError when the system has no more.
   explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
