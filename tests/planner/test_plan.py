@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -220,3 +221,22 @@ def test_equal_questions_get_equal_answers() -> None:
         return plan(CONFIG, context=100, batch=3, host=HOST)
 
     assert ask().to_json() == ask().to_json()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{name: value} for name in ("context", "batch", "memory_limit")
+     for value in (0, -1, 1.5, "5", True, [], float("nan"), 2**200)]
+    + [{"batch": None}, {"weights": []}, {"weights": 5}, {"weights": ""}, {"kv_dtype": {}}],
+    ids=str,
+)  # fmt: skip
+def test_an_argument_that_is_no_size_or_name_is_one_clear_error(change: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        plan(CONFIG, **change)
+    with pytest.raises(UsageError):
+        plan_shape(**{"params": 7e9, "layers": 2, "kv_heads": 2, "head_dim": 8, **change})
+
+
+def test_integers_of_numpy_are_integers() -> None:
+    planned = plan(CONFIG, context=np.int64(64), batch=np.int32(2))
+    assert json.loads(json.dumps(planned.to_json()))["kv_bytes"] == 128 * planned.kv_bytes_per_token

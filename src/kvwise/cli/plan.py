@@ -59,7 +59,7 @@ def plan_command(
             raise UsageError(f"--params without {', '.join(missing)}")
         result = plan_shape(
             params=params, layers=layers, kv_heads=kv_heads, head_dim=head_dim, q_heads=q_heads, context=context,
-            batch=batch, kv_dtype=kv_dtype, weights=weights or "bf16", memory_limit=limit,
+            batch=batch, kv_dtype=kv_dtype, weights="bf16" if weights is None else weights, memory_limit=limit,
         )  # fmt: skip
     _print(result, as_json)
     if check or limit is not None:

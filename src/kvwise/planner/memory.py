@@ -33,7 +33,7 @@ from kvwise.planner.sizes import (
     weight_type,
 )
 from kvwise.planner.stored import StoredCount, count_stored
-from kvwise.planner.tables import alternative, check_tokens, kv_table
+from kvwise.planner.tables import alternative, check_memory_limit, check_tokens, kv_table
 from kvwise.program.ir import Program
 from kvwise.spec.check import check_spec
 from kvwise.spec.dtypes import TensorType
@@ -71,6 +71,7 @@ def plan(
     spec = described.spec
     context = check_tokens("context", min(spec.max_positions, DEFAULT_CONTEXT) if context is None else context)
     batch = check_tokens("batch", batch)
+    memory_limit = check_memory_limit(memory_limit)
     kv = KVCacheSpec.of(spec, kv_dtype)
     program, types = described.program, described.types
     if weights is not None:
@@ -126,7 +127,7 @@ def _describe(model: str | Path | Mapping[str, object] | ModelSpec) -> _Describe
     from kvwise.checkpoint.resolve import resolve_model
     from kvwise.checkpoint.safetensors import INDEX_FILE
 
-    path = resolve_model(str(model), weights=False)
+    path = resolve_model(model, weights=False)
     if path.name == INDEX_FILE:
         path = path.parent
     if path.suffix == ".json" or _holds_only_a_config(path):

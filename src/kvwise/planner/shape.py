@@ -9,7 +9,7 @@ from kvwise.errors import UsageError
 from kvwise.ledger.host import HostMemory, read_host_memory
 from kvwise.planner.plan import Alternative, Plan
 from kvwise.planner.sizes import weight_type
-from kvwise.planner.tables import alternative, check_range, check_tokens, kv_table
+from kvwise.planner.tables import alternative, check_memory_limit, check_range, check_tokens, kv_table
 from kvwise.spec.dtypes import TensorType
 from kvwise.spec.kv import KV_TYPES, KVCacheSpec, LayerKV
 from kvwise.spec.model import MAX_LAYERS, MAX_WIDTH
@@ -44,6 +44,7 @@ def plan_shape(
         raise UsageError(f"params is {params}", expected=f"1 to {MAX_PARAMS:g}")
     context = check_tokens("context", DEFAULT_CONTEXT if context is None else context)
     batch = check_tokens("batch", batch)
+    memory_limit = check_memory_limit(memory_limit)
     if kv_bytes_per_token is not None:
         if any(value is not None for value in (layers, kv_heads, head_dim, q_heads)):
             raise UsageError("kv_bytes_per_token beside layers or heads", expected="one of the two")

@@ -14,6 +14,7 @@ from kvwise.errors import BackendError, SpecError, UsageError
 from kvwise.program.arena import plan_arena
 from kvwise.program.ir import Program, Role
 from kvwise.spec.dtypes import TENSOR_TYPES, TensorType
+from kvwise.spec.fields import shown
 from kvwise.spec.kv import KV_TYPES, KVCacheSpec
 from kvwise.spec.weights import WeightSource
 from kvwise.units import ceil_div
@@ -52,6 +53,8 @@ def plain_weight_bytes(parameters: int, name: str) -> int:
 
 def weight_type(name: str) -> TensorType:
     """The format called `name`: a tensor type, a plain width, or one that is only counted. Raises UsageError."""
+    if not isinstance(name, str):
+        raise UsageError(f"weights is {shown(name)}", expected="the name of a weight type")
     for counted in (_PLAIN_TYPES, _COUNTED_TYPES):
         if name in counted:
             return counted[name]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Final
 
 from kvwise.errors import UsageError
 from kvwise.planner.plan import Alternative, KVCell
+from kvwise.spec.fields import shown
 from kvwise.spec.kv import KVCacheSpec
 
 TABLE_CONTEXTS: Final = (2048, 8192, 32768)
 TABLE_BATCHES: Final = (1, 8, 32)
 MAX_TOKENS: Final = 2**40
+MAX_BYTES: Final = 2**100
 
 
 def kv_table(kv: KVCacheSpec, context: int, batch: int) -> tuple[KVCell, ...]:
@@ -32,7 +35,16 @@ def check_tokens(name: str, value: int) -> int:
     return check_range(name, value, MAX_TOKENS)
 
 
+def check_memory_limit(value: int | None) -> int | None:
+    return None if value is None else check_range("memory_limit", value, MAX_BYTES)
+
+
 def check_range(name: str, value: int, high: int) -> int:
-    if not 1 <= value <= high:
-        raise UsageError(f"{name} is {value}", expected=f"1 to {high:,}")
-    return value
+    """`value` as an integer of Python's. Raises UsageError for anything but an integer of 1 to `high`."""
+    try:
+        number = 0 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = 0
+    if not 1 <= number <= high:
+        raise UsageError(f"{name} is {shown(value)}", expected=f"an integer, 1 to {high:,}")
+    return number
