@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -295,3 +296,26 @@ def test_projections_of_one_input_share_a_pass_over_the_threads() -> None:
     layer = ["matmul 3", "rows 3", "attention 1", "matmul 1", "rows 2", "matmul 2", "rows 1", "matmul 1", "rows 2"]
     layers = len(LLAMA.kv_layers)
     assert regions == ["rows 2", *(layer * layers)[:-1], "rows 1", "gather 1", "rows 1", "matmul 1"]
+
+
+def test_steps_from_two_threads_never_mix() -> None:
+    """A second step is refused while the first runs; whatever is computed has the bits it has alone."""
+    loaded = load(LLAMA, RandomWeights(LLAMA, "q8_0"), threads=2)
+    batch = step([Part(list(range(1, 251)), 0, 250, TABLE)])
+    expected = loaded.run(batch).copy()
+    refusals: list[str] = []
+
+    def work() -> None:
+        for _ in range(30):
+            try:
+                loaded.run(batch)
+            except BackendError as error:
+                refusals.append(str(error))
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all("another step is being computed" in refusal for refusal in refusals)
+    np.testing.assert_array_equal(loaded.run(batch), expected)

@@ -60,6 +60,10 @@ void Model::check(const Step& s) const {
 void Model::run(const Step& step) {
   check(step);
   if (running_.exchange(true)) refuse("another step is being computed");
+  struct Running {
+    std::atomic<bool>& flag;
+    ~Running() { flag.store(false); }
+  } const until_return{running_};
   copy_blocks(step);
   for (const Region& region : regions_) {
     if (region.logits_rows && step.num_logits_rows == 0) continue;
@@ -73,7 +77,6 @@ void Model::run(const Step& step) {
     *total[static_cast<int>(region.kind)] +=
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
-  running_.store(false);
 }
 
 void Model::start_profile() {
