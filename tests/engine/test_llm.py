@@ -18,6 +18,7 @@ from kvwise.kvcache import check_integrity
 
 TINY = Path(__file__).parents[1] / "goldens" / "hf" / "llama"
 THREE = SamplingParams(max_tokens=3)
+USER = {"role": "user", "content": "hello"}
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +88,14 @@ def test_what_is_no_setting_is_refused(change: dict[str, Any]) -> None:
         LLM(TINY, **{"backend": "reference", **change})
 
 
+@pytest.mark.parametrize(
+    "messages", [None, "hi", b"hi", 5, [], {}, ["hi"], [None], [{}], [{"role": 5}], [{"content": "x"}]], ids=repr
+)
+def test_what_are_no_messages_is_refused(llm: LLM, messages: Any) -> None:
+    with pytest.raises(UsageError, match="message"):
+        llm.chat(messages)
+
+
 @pytest.mark.parametrize("model", [None, 5, b"x", [], Path("no-such-file"), ""])
 def test_what_is_no_model_is_refused(model: Any) -> None:
     with pytest.raises(InputError):
@@ -100,7 +109,7 @@ def test_a_closed_model_says_so(backend: str) -> None:
     loaded = LLM(TINY, backend=backend, threads=1)
     loaded.close()
     loaded.close()
-    for use in (lambda: loaded.generate("ab"), lambda: loaded.chat([]), loaded.ledger, loaded.__enter__):
+    for use in (lambda: loaded.generate("ab"), lambda: loaded.chat([USER]), loaded.ledger, loaded.__enter__):
         with pytest.raises(UsageError, match="is closed; load the model again"):
             use()
 
@@ -112,7 +121,7 @@ def test_a_second_call_meanwhile_is_refused_and_the_first_is_not_disturbed(llm: 
     step = engine.step
 
     def step_and_intrude() -> Any:
-        for use in (lambda: llm.generate("cd"), lambda: llm.chat([]), llm.ledger, llm.close):
+        for use in (lambda: llm.generate("cd"), lambda: llm.chat([USER]), llm.ledger, llm.close):
             with pytest.raises(UsageError, match="in use by another call"):
                 use()
         thread = threading.Thread(target=lambda: refused.append(_refusal(llm)))

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -15,13 +15,11 @@ from typing import Self
 
 from kvwise.checkpoint.bundled import BUNDLED_NAME
 from kvwise.engine.model import Settings, open_model
-from kvwise.engine.prompts import Prompt, listed_prompts, listed_sampling
+from kvwise.engine.prompts import Message, Prompt, listed_messages, listed_prompts, listed_sampling
 from kvwise.engine.state import RequestOutput
 from kvwise.errors import UsageError
 from kvwise.ledger.rows import LedgerRow
 from kvwise.spec.request import Request, SamplingParams
-
-Message = Mapping[str, str]
 
 
 class LLM:
@@ -81,14 +79,14 @@ class LLM:
         """
         from kvwise.tokenizer import render_ids
 
-        params = listed_sampling(sampling, 1)
+        said, params = listed_messages(messages), listed_sampling(sampling, 1)
         with self._alone():
             template = self._opened.chat_template
             if template is None:
                 raise UsageError(
                     f"{self._opened.name} has no chat template", action="use generate with a prompt of your own"
                 )
-            return self._run([tuple(render_ids(self._opened.tokenizer, template, messages))], params)[0]
+            return self._run([tuple(render_ids(self._opened.tokenizer, template, said))], params)[0]
 
     def ledger(self) -> tuple[LedgerRow, ...]:
         """Rows of memory: predicted before loading, measured now."""

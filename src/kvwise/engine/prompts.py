@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import SupportsIndex, TypeGuard
 
 from kvwise.errors import UsageError
+from kvwise.spec.fields import shown
 from kvwise.spec.request import SamplingParams
 
 Prompt = str | Sequence[int]
+Message = Mapping[str, object]
 
 _EXPECTED = "text, token ids, or a list of these"
 
@@ -26,6 +28,17 @@ def listed_prompts(prompts: Prompt | Sequence[Prompt]) -> list[str | tuple[int, 
     if ids and len(ids) == len(items):
         return [tuple(ids)]
     return [_one_prompt(item, i) for i, item in enumerate(items)]
+
+
+def listed_messages(messages: Sequence[Message]) -> list[Message]:
+    """The messages of a chat. Raises UsageError unless there is one, each with a role; the template judges the rest."""
+    listed = list(messages) if isinstance(messages, (list, tuple)) else []
+    if not listed:
+        raise UsageError(f"the messages are {shown(messages)}", expected="a list of at least one message")
+    wrong = next((m for m in listed if not isinstance(m, Mapping) or not isinstance(m.get("role"), str)), None)
+    if wrong is not None or None in listed:
+        raise UsageError(f"a message is {shown(wrong)}", expected='{"role": ..., "content": ...}')
+    return listed
 
 
 def listed_sampling(sampling: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:

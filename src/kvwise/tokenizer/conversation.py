@@ -17,6 +17,7 @@ from typing import Final
 
 from kvwise.errors import TemplateError
 from kvwise.tokenizer.chat_template import ChatTemplate
+from kvwise.tokenizer.literals import without_special_texts
 from kvwise.tokenizer.tokenizer import Tokenizer
 
 Message = Mapping[str, object]
@@ -47,9 +48,13 @@ class TurnIds:
 def render_ids(
     tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Message], **options: object
 ) -> list[int]:
-    """The ids of a whole prompt that ends where the assistant's answer begins. options: as ChatTemplate.render's."""
+    """The ids of a whole prompt that ends where the assistant's answer begins. options: as ChatTemplate.render's.
+
+    Special tokens come from the template alone: their texts in what people say are text.
+    """
+    messages, literals = without_special_texts(messages, tokenizer.special_texts)
     text = template.render(messages, add_generation_prompt=True, **options)  # type: ignore[arg-type]
-    return tokenizer.encode(text, add_special=True, parse_special=True)
+    return tokenizer.encode(text, add_special=True, parse_special=True, literals=literals)
 
 
 def render_turn_ids(
@@ -68,10 +73,12 @@ def render_turn_ids(
     Raises TemplateError where the template does not accept the messages.
     """
     messages = [*previous_messages, *new_messages]
-    suffix, reason = _suffix(template, previous_messages, new_messages, options)
+    said, literals = without_special_texts(messages, tokenizer.special_texts)
+    before = len(previous_messages)
+    suffix, reason = _suffix(template, said[:before], said[before:], options)
     if suffix is None or not previous_ids:
         return TurnIds(tuple(render_ids(tokenizer, template, messages, **options)), 0, reason or "there is nothing yet")
-    new_ids = tokenizer.encode(suffix, add_special=False, parse_special=True, continues=True)
+    new_ids = tokenizer.encode(suffix, add_special=False, parse_special=True, continues=True, literals=literals)
     if previous_ids[-1] in tokenizer.stop_ids and new_ids[:1] == [previous_ids[-1]]:
         new_ids = new_ids[1:]  # the model said it itself
     return TurnIds((*previous_ids, *new_ids), len(previous_ids))

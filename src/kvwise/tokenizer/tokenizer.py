@@ -6,9 +6,12 @@ stream of tokens and the whole of them give the same text. Knows no files and no
 
 from __future__ import annotations
 
+import re
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from kvwise.errors import TokenizerError
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 # Text that a vocabulary might join to what follows: the one that it does not is put before text that continues other
 # text, and its tokens are dropped again.
 _ANCHORS: Final = ("\n", ".", "a", "1", ")")
+_NO_LITERALS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,20 +81,36 @@ class Tokenizer:
     def special_ids(self) -> frozenset[int]:
         return self.vocabulary.special_ids
 
-    def encode(self, text: str, *, add_special: bool, parse_special: bool, continues: bool = False) -> list[int]:
+    @cached_property
+    def special_texts(self) -> Mapping[str, int]:
+        """What stands for a special token where those are parsed, and its id."""
+        texts = {self.token_text(token_id): token_id for token_id in sorted(self.special_ids)}
+        texts.pop("", None)
+        return texts
+
+    def encode(
+        self,
+        text: str,
+        *,
+        add_special: bool,
+        parse_special: bool,
+        continues: bool = False,
+        literals: Mapping[str, str] = _NO_LITERALS,
+    ) -> list[int]:
         """The token ids of `text`.
 
         add_special: begin with BOS if the vocabulary wants one; never twice, also when the text brings its own. EOS
         is never added: a prompt is there to be continued.
         parse_special: the texts of special tokens become those tokens; otherwise they are text like any other.
         continues: the text follows other text, so no space is put before it.
+        literals: characters of `text` that stand for other text, in which no special token is parsed.
         Raises TokenizerError for a str that UTF-8 can't hold.
         """
         _check_encodable(text)
-        if continues and self.spaces.prepends and text:
-            ids = self._encode_continued(text, parse_special)
+        if any(character in text for character in literals):
+            ids = self._encode_around(text, parse_special, continues, literals)
         else:
-            ids = self._encode(text, parse_special)
+            ids = self._encode_piece(text, parse_special, continues)
         bos = self.bos_id
         if add_special and self.add_bos and bos is not None and ids[:1] != [bos]:
             ids.insert(0, bos)
@@ -112,6 +132,32 @@ class Tokenizer:
     def token_text(self, token_id: int | None) -> str:
         """A token as a template writes it ("<s>"); "" for None."""
         return "" if token_id is None else self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def _encode_around(self, text: str, parse_special: bool, continues: bool, literals: Mapping[str, str]) -> list[int]:
+        """Cut the special tokens out first, then put the literals in and encode what lies between as plain text."""
+        specials = self.special_texts if parse_special else {}
+        longest_first = sorted(specials, key=len, reverse=True)
+        pieces = re.split("(" + "|".join(map(re.escape, longest_first)) + ")", text) if specials else [text]
+        replaced = str.maketrans(dict(literals))
+        ids: list[int] = []
+        for i, piece in enumerate(pieces):
+            if i % 2:
+                ids.append(specials[piece])
+            elif piece:
+                follows = continues if i == 0 else not self._begins_anew_after_special
+                ids += self._encode_piece(piece.translate(replaced), False, follows)
+        return ids
+
+    @cached_property
+    def _begins_anew_after_special(self) -> bool:
+        """Whether text after a special token gets the space that a text begins with."""
+        special = next(iter(self.special_texts))
+        return self._encode(special + "a", True)[1:] == self._encode("a", True)
+
+    def _encode_piece(self, text: str, parse_special: bool, continues: bool) -> list[int]:
+        if continues and self.spaces.prepends and text:
+            return self._encode_continued(text, parse_special)
+        return self._encode(text, parse_special)
 
     def _encode(self, text: str, parse_special: bool) -> list[int]:
         # Whether special tokens are parsed is a switch on the shared object.
