@@ -9,7 +9,7 @@
 # Overridable: PYTHON (3.11 or newer), CXX, PROMPT, TEST_ARGS, BENCH_WORK (a folder), BENCH_ARGS.
 
 PYTHON ?=
-PROMPT ?= Why is the sky blue?
+export PROMPT ?= Why is the sky blue?
 TEST_ARGS ?=
 
 BIN := .venv/bin
@@ -33,7 +33,7 @@ CMAKE := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cmake
 
 run: $(RUN_READY) $(BUILT)
 	@$(BIN)/python -m kvwise.checkpoint.bundled --quiet
-	@$(BIN)/kvwise run "$(PROMPT)"
+	@$(BIN)/kvwise run -- "$$PROMPT"
 
 test: $(DEV_READY) $(BUILT)
 	@$(BIN)/python -m kvwise.checkpoint.bundled --quiet
