@@ -138,3 +138,15 @@ def test_a_plan_that_does_not_fit_is_refused_before_the_machine_is_measured(
 def test_a_safetensors_file_finds_the_tokenizer_beside_it(kvwise: Kvwise, tiny: str) -> None:
     whole = kvwise("run", tiny, "hello", *FAST, "--json").json
     assert kvwise("run", f"{tiny}/model.safetensors", "hello", *FAST, "--json").json["ids"] == whole["ids"]
+
+
+@pytest.mark.parametrize(
+    "command", [("run", "TINY", "hello", "--raw"), ("plan", "TINY"), ("trace", "TINY", "hello", "--raw")]
+)
+def test_an_instruction_set_that_is_none_is_bad_usage(
+    kvwise: Kvwise, tiny: str, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("KVWISE_ISA", "nonsense")
+    result = kvwise(*(tiny if word == "TINY" else word for word in command))
+    assert result.code == 2
+    assert "KVWISE_ISA=nonsense" in result.err

@@ -14,7 +14,7 @@ from typing import Final
 from kvwise.backends.native import layout
 from kvwise.backends.native.program import AttentionScratch, NativeProgram
 from kvwise.backends.protocol import LoadOptions, MemoryNeeds
-from kvwise.errors import BackendError
+from kvwise.errors import BackendError, UsageError
 from kvwise.program.arena import plan_arena
 from kvwise.program.ir import Attention, MatMul, Program, RmsNorm, Rope
 from kvwise.program.rewrite import quantize_activations
@@ -38,13 +38,13 @@ def native_module() -> ModuleType:
 
 
 def chosen_isa() -> str:
-    """The instruction set to compute with. Raises BackendError when KVWISE_ISA names one this machine can't run."""
+    """The instruction set to compute with. Raises UsageError when KVWISE_ISA names one this machine can't run."""
     usable: list[str] = native_module().isas()
     wanted = os.environ.get(ISA_VARIABLE, "").strip().lower()
     if not wanted:
         return usable[0]
     if wanted not in usable:
-        raise BackendError(f"{ISA_VARIABLE}={wanted} can't run on this machine", expected=f"one of {', '.join(usable)}")
+        raise UsageError(f"{ISA_VARIABLE}={wanted} can't run on this machine", expected=f"one of {', '.join(usable)}")
     return wanted
 
 
