@@ -98,7 +98,7 @@ $(DEV_READY): $(RUN_READY)
 # A tree that was configured for another environment is configured anew.
 $(BUILT): CMakeLists.txt $(NATIVE_SOURCES) $(RUN_READY) $(if $(wildcard $(NATIVE)/_native*.so),,FORCE)
 	$(call check,$(BIN)/python)
-	@echo "kvwise: building the extension"
+	@echo "kvwise: building the extension: a minute or two the first time"
 	@test build/dev/CMakeCache.txt -nt .venv/pyvenv.cfg || rm -rf build/dev
 	@mkdir -p build/dev
 	@$(CMAKE) -S . -B build/dev -G Ninja -DCMAKE_BUILD_TYPE=Release \
