@@ -122,3 +122,16 @@ def test_sizes_are_read(text: str, nbytes: int) -> None:
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--memory"):
         parse_bytes("--memory", text)
+
+
+def test_the_verdict_names_both_sides_of_the_comparison(kvwise: Any) -> None:
+    shape = ("--params", "7e9", "--layers", "32", "--kv-heads", "8", "--head-dim", "128")
+    refused = kvwise("plan", *shape, "--memory", "13.6GiB")
+    assert refused.code == 3
+    assert "does not fit: 13.5 GiB and 416 MiB in reserve, of 13.6 GiB (the limit that was set)" in refused.out
+    assert "needs 13.9 GiB: weights 13 GiB + KV 512 MiB + 416 MiB in reserve" in refused.err
+
+
+@pytest.mark.parametrize("command", [(), ("run",), ("chat",), ("plan",), ("trace",), ("models",)])
+def test_h_is_help(kvwise: Any, command: tuple[str, ...]) -> None:
+    assert kvwise(*command, "-h").out == kvwise(*command, "--help").out != ""

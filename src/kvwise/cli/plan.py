@@ -111,8 +111,11 @@ def _ledger(plan: Plan) -> Table:
 
 
 def _verdict(plan: Plan) -> str:
-    source = "the limit" if plan.memory_limit is not None else f"available here ({plan.host.source})"
-    return f"{'fits' if plan.fits else 'does not fit'}: {format_bytes(plan.budget_bytes)} {source}"
+    """Whether it fits, with both sides of the comparison that decides it."""
+    limited = plan.memory_limit is not None and plan.budget_bytes == plan.memory_limit
+    source = "(the limit that was set)" if limited else f"available here ({plan.host.source})"
+    needed = f"{format_bytes(plan.total_bytes)} and {format_bytes(plan.reserve_bytes)} in reserve"
+    return f"{'fits' if plan.fits else 'does not fit'}: {needed}, of {format_bytes(plan.budget_bytes)} {source}"
 
 
 def _weights(plan: Plan) -> Table:

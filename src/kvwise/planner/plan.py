@@ -134,7 +134,12 @@ class Plan:
         """Whether the total, and the reserve that the ledger allows beside it, is within the budget."""
         if self.memory is not None:
             return self.memory.fits
-        return self.total_bytes + largest_residual_bytes(self.total_bytes) <= self.budget_bytes
+        return self.total_bytes + self.reserve_bytes <= self.budget_bytes
+
+    @property
+    def reserve_bytes(self) -> int:
+        """Kept free beside the total, as much as the ledger's residual may be."""
+        return largest_residual_bytes(self.total_bytes)
 
     def check_fits(self) -> None:
         """Raise DoesNotFit with the arithmetic and the single changes that would make it fit."""
@@ -142,8 +147,9 @@ class Plan:
             check_fits(self.memory, self.spec)
         elif not self.fits:
             raise DoesNotFit(
-                f"this shape needs {format_bytes(self.total_bytes)}: weights {format_bytes(self.weight_bytes)} + KV "
-                f"{format_bytes(self.kv_bytes)}",
+                f"this shape needs {format_bytes(self.total_bytes + self.reserve_bytes)}: weights "
+                f"{format_bytes(self.weight_bytes)} + KV {format_bytes(self.kv_bytes)} + "
+                f"{format_bytes(self.reserve_bytes)} in reserve",
                 expected=f"at most {format_bytes(self.budget_bytes)}",
             )
 
