@@ -55,6 +55,7 @@ def test_the_same_seed_gives_the_same_tokens(kvwise: Kvwise, tiny: str) -> None:
     [
         (("run",), "no prompt"),
         (("run", "TINY", ""), "prompt is empty"),
+        (("run", "TINY", "a\udcff"), "prompt is not UTF-8"),
         (("run", "TINY", "a", "b"), "3 arguments"),
         (("run", "no-such-model", "hello"), "no-such-model"),
         (("run", "TINY", "hello", "--backend", "magic"), "unknown backend 'magic'"),

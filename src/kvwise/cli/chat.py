@@ -28,7 +28,9 @@ _LEAVE = ("/exit", "/quit")
 
 
 def chat_command(
-    model: Annotated[str, typer.Argument(metavar="[MODEL]", show_default=False)] = "smollm2-135m-instruct",
+    model: Annotated[
+        str, typer.Argument(metavar="[MODEL]", show_default=False, help="A path or a name; by default the bundled one.")
+    ] = "smollm2-135m-instruct",
     system: Annotated[Optional[str], typer.Option(help="A system message to begin with.")] = None,  # noqa: UP045
     max_tokens: o.MaxTokens = 256,
     temperature: o.Temperature = 0.0,

@@ -25,6 +25,7 @@ app = typer.Typer(
     help="LLM inference that knows its cost before it runs.",
     no_args_is_help=True,
     add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # rich doubles the time of --help
 )

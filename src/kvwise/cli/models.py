@@ -21,10 +21,10 @@ def models_command(as_json: o.Json = False) -> None:
 
     console = people(stderr=False)
     if not models:
-        console.print("No model is here yet. The bundled one is fetched by: python -m kvwise.checkpoint.bundled")
+        console.print('No model is here yet. The first `kvwise run "Hi"` fetches the bundled one.')
         return
     table = Table()
-    for column in ("name", "source", "weights", "path"):
+    for column in ("name", "source", "on disk", "path"):
         table.add_column(column, overflow="fold")  # a name that is cut off can't be typed
     for m in models:
         table.add_row(printable(m.name), m.source, format_bytes(m.nbytes), printable(str(m.path)))

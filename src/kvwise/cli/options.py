@@ -19,6 +19,11 @@ Stop = Annotated[Optional[list[str]], typer.Option(help="End before this string;
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Do not stop at the model's stop tokens.")]
 Threads = Annotated[Optional[int], typer.Option(help="Threads; default: what this machine gives us.")]  # noqa: UP045
 KvDtype = Annotated[str, typer.Option(help="How K and V are stored: f32, f16 or bf16.")]
+Arguments = typer.Argument(
+    metavar="[MODEL] PROMPT",
+    show_default=False,
+    help="MODEL is a path or a name, by default the bundled model. A PROMPT of - is standard input.",
+)
 BackendName = Annotated[str, typer.Option("--backend", help="native or reference.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 Raw = Annotated[bool, typer.Option("--raw", help="The prompt as it is, without the chat template.")]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
-import typer
-
 from kvwise.cli import options as o
 
 if TYPE_CHECKING:
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def run_command(
-    arguments: Annotated[Optional[list[str]], typer.Argument(metavar="[MODEL] PROMPT", show_default=False)] = None,  # noqa: UP045
+    arguments: Annotated[Optional[list[str]], o.Arguments] = None,  # noqa: UP045
     max_tokens: o.MaxTokens = 256,
     temperature: o.Temperature = 0.0,
     top_k: o.TopK = 0,

@@ -39,6 +39,8 @@ def model_and_prompt(arguments: Sequence[str]) -> tuple[str, str]:
         prompt = _read_stdin()
     if not prompt:
         raise UsageError("the prompt is empty", expected="at least one character")
+    if any("\ud800" <= c <= "\udfff" for c in prompt):  # bytes of an argument that the locale could not decode
+        raise UsageError("the prompt is not UTF-8 text")
     return model, prompt
 
 

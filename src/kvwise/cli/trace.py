@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def trace_command(
-    arguments: Annotated[list[str], typer.Argument(metavar="[MODEL] PROMPT", show_default=False)],
+    arguments: Annotated[list[str], o.Arguments],
     max_tokens: o.MaxTokens = 16,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Keep no K and V: compute everything anew.")] = False,
     raw: o.Raw = False,
