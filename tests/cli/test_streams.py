@@ -8,6 +8,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -172,3 +173,23 @@ def test_an_interrupt_while_the_commands_load_is_quiet(
         kvwise.__main__.main()
     assert exit_.value.code == 130
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_process_that_is_told_to_end_cleans_up_first(
+    kvwise: Kvwise, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    cleaned = []
+
+    def wait_for_the_signal(*_: Any, **__: Any) -> None:
+        try:
+            os.kill(os.getpid(), number)
+        finally:
+            cleaned.append(number)
+
+    monkeypatch.setattr("kvwise.engine.model.OpenedModel.load", wait_for_the_signal)
+    result = kvwise(*RUN)
+    assert result.code == 128 + number
+    assert "Traceback" not in result.err
+    assert cleaned == [number]
+    assert signal.getsignal(number) is signal.SIG_DFL

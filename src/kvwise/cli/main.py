@@ -1,15 +1,17 @@
 """The command line's entry: the table of commands, and the one place where an error becomes an exit code.
 
-Exit codes: 0 ok, 1 the run failed, 2 bad usage or input, 3 does not fit, 130 interrupted. Everything heavy is
-imported by a command when it runs, so that --help stays fast.
+Exit codes: 0 ok, 1 the run failed, 2 bad usage or input, 3 does not fit, 130 interrupted, 143 terminated. Everything
+heavy is imported by a command when it runs, so that --help stays fast.
 """
 
 from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import typer
 
@@ -55,7 +57,8 @@ def main() -> None:
     """Run a command and exit with its code. A user's mistake is one line on stderr, never a traceback."""
     _prepare_streams()
     try:
-        code = app(standalone_mode=False)
+        with _ending_when_told_to():
+            code = app(standalone_mode=False)
     except KvwiseError as error:
         code = _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
@@ -87,6 +90,25 @@ def _fail(message: str, code: int) -> int:
     with suppress(OSError):
         print(f"kvwise: {printable(message)}", file=sys.stderr)
     return code
+
+
+@contextmanager
+def _ending_when_told_to() -> Iterator[None]:
+    """SIGTERM and SIGHUP end as SystemExit, so that half-fetched files go and a hidden cursor comes back."""
+
+    def end(number: int, _frame: object) -> None:
+        sys.exit(128 + number)
+
+    before = {}
+    with suppress(ValueError):  # not in the main thread
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                before[number] = signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _prepare_streams() -> None:

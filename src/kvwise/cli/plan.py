@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from kvwise.planner.plan import Plan
 
+_SHOWN_CHARS: Final = 200  # of a name, which a file may make as long as it likes
 _UNITS: Final = {
     "": 1, "b": 1, "kib": KiB, "mib": MiB, "gib": GiB, "tib": TiB, "kb": 10**3, "mb": 10**6, "gb": GB, "tb": 10**12,
 }  # fmt: skip
@@ -91,7 +92,7 @@ def render_plan(plan: Plan, console: Console) -> None:
     active = plan.active_parameters
     some = f", {format_count(active)} of them active per token" if active and active != plan.parameters else ""
     counted = f"{format_count(plan.parameters)} parameters{some}"
-    console.print(f"{printable(plan.model)} ({plan.source}), {counted}", style="bold")
+    console.print(f"{printable(plan.model[:_SHOWN_CHARS])} ({plan.source}), {counted}", style="bold")
     console.print(_ledger(plan))
     console.print(_verdict(plan))
     console.print(_weights(plan))
