@@ -151,3 +151,20 @@ def test_an_instruction_set_that_is_none_is_bad_usage(
     result = kvwise(*(tiny if word == "TINY" else word for word in command))
     assert result.code == 2
     assert "KVWISE_ISA=nonsense" in result.err
+
+
+@pytest.mark.parametrize("raw", [True, False])
+def test_a_text_that_no_cut_makes_fit_is_refused_without_cutting_it(
+    kvwise: Kvwise, tiny: str, monkeypatch: pytest.MonkeyPatch, raw: bool
+) -> None:
+    monkeypatch.setattr("kvwise.tokenizer.Tokenizer.encode", lambda *_, **__: pytest.fail("cut into tokens"))
+    result = kvwise("run", tiny, *(("--raw",) if raw else ()), stdin="word " * 100_000)
+    assert result.code == 3
+    assert "the prompt has at least" in result.err
+
+
+def test_input_without_an_end_is_refused(kvwise: Kvwise, tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvwise.cli.session._MAX_STDIN_BYTES", 1000)
+    result = kvwise("run", tiny, stdin="x" * 1001)
+    assert result.code == 2
+    assert "standard input holds more than" in result.err

@@ -5,6 +5,8 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvwise.errors import TokenizerError
 from kvwise.tokenizer import Tokenizer, load_tokenizer
@@ -101,3 +103,9 @@ def test_threads_do_not_disturb_each_other(byte_level: Tokenizer) -> None:
     flags = [True, False] * 100
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(encode, flags)) == [expected[flag] for flag in flags]
+
+
+@given(st.text(max_size=200) | st.sampled_from([" ", "\n", "a", "the ", "東", "<|im_end|>"]).map(lambda s: s * 300))
+def test_a_text_has_at_least_as_many_tokens_as_is_said_at_once(any_kind: Tokenizer, text: str) -> None:
+    for parse in (True, False):
+        assert any_kind.count_at_least(text) <= len(any_kind.encode(text, add_special=False, parse_special=parse))

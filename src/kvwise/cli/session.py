@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from kvwise.cli.output import loading_bar
 from kvwise.errors import NotMeasured, UsageError
+from kvwise.units import format_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from kvwise.engine.model import LoadedModel, OpenedModel, Settings
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
+_MAX_STDIN_BYTES = 2**26  # ten million tokens of text, which no model holds; /dev/zero has more
 
 
 def model_and_prompt(arguments: Sequence[str]) -> tuple[str, str]:
@@ -46,7 +48,10 @@ def model_and_prompt(arguments: Sequence[str]) -> tuple[str, str]:
 
 def _read_stdin() -> str:
     try:
-        return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
+        raw = sys.stdin.buffer.read(_MAX_STDIN_BYTES + 1)
+        if len(raw) > _MAX_STDIN_BYTES:
+            raise UsageError(f"standard input holds more than {format_bytes(_MAX_STDIN_BYTES)}", expected="a prompt")
+        return raw.decode("utf-8").removesuffix("\n")
     except OSError as error:
         raise UsageError(f"standard input can't be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -73,11 +78,13 @@ def open_model(name: str, console: Console, *, backend: str, kv_dtype: str) -> O
 
 def encode_prompt(opened: OpenedModel, prompt: str, *, raw: bool) -> list[int]:
     """The ids of `prompt`: through the chat template as a user's turn, or as it is."""
+    from kvwise.engine.admission import check_text_can_fit
     from kvwise.tokenizer import render_ids
 
     template = None if raw else opened.chat_template
+    check_text_can_fit(opened.tokenizer.count_at_least(prompt), opened.spec.max_positions)
     if template is None:
-        return opened.tokenizer.encode(prompt, add_special=True, parse_special=False)
+        return opened.encode(prompt)
     return render_ids(opened.tokenizer, template, [{"role": "user", "content": prompt}])
 
 

@@ -21,6 +21,16 @@ class Room:
     max_positions: int | None = None
 
 
+def check_text_can_fit(num_tokens_at_least: int, max_positions: int) -> None:
+    """Raise DoesNotFit for a text that can't fit however it is cut into tokens; cutting it would take long."""
+    if num_tokens_at_least > max_positions:
+        raise DoesNotFit(
+            f"the prompt has at least {num_tokens_at_least} tokens",
+            expected=f"at most the model's {max_positions} positions",
+            action="give a shorter prompt",
+        )
+
+
 def check_prompt_ids(request: Request, vocab: int) -> None:
     """Raise UsageError unless there are ids, all of them below `vocab`."""
     if not request.prompt_ids:

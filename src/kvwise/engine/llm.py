@@ -128,7 +128,7 @@ class LLM:
 
     def _encode(self, prompt: str | tuple[int, ...]) -> tuple[int, ...]:
         if isinstance(prompt, str):
-            return tuple(self._opened.tokenizer.encode(prompt, add_special=True, parse_special=False))
+            return tuple(self._opened.encode(prompt))
         return prompt
 
     def _run(self, prompts: Sequence[tuple[int, ...]], params: Sequence[SamplingParams]) -> list[RequestOutput]:

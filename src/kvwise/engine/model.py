@@ -21,7 +21,7 @@ from kvwise.backends.price.price import Pricer, matmul_kind
 from kvwise.backends.protocol import Backend, LoadedProgram, LoadOptions, Progress
 from kvwise.backends.runnable import check_runs
 from kvwise.checkpoint.bundled import BUNDLED_NAME
-from kvwise.engine.admission import Room
+from kvwise.engine.admission import Room, check_text_can_fit
 from kvwise.engine.engine import Engine
 from kvwise.engine.executor import ProgramExecutor
 from kvwise.errors import UsageError
@@ -188,6 +188,11 @@ class OpenedModel:
             max_context=context,
         )
         return LoadOptions(num_blocks, limits, _threads(settings))
+
+    def encode(self, text: str) -> list[int]:
+        """A prompt's ids, as it is. Raises DoesNotFit at once for one that is longer than the model can hold."""
+        check_text_can_fit(self.tokenizer.count_at_least(text), self.spec.max_positions)
+        return self.tokenizer.encode(text, add_special=True, parse_special=False)
 
     def room(self, settings: Settings) -> Room:
         """What a request may hold, so that one that can't fit is refused before anything is loaded."""

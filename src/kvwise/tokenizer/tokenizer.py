@@ -81,6 +81,15 @@ class Tokenizer:
     def special_ids(self) -> frozenset[int]:
         return self.vocabulary.special_ids
 
+    def count_at_least(self, text: str) -> int:
+        """A lower bound on the tokens of `text`, at once: no token spells more than the vocabulary's longest."""
+        return len(text) // self._longest_token_chars
+
+    @cached_property
+    def _longest_token_chars(self) -> int:
+        """A token's text has a character for each byte, or for each character, that it spells."""
+        return max(1, *map(len, self.vocabulary.texts))
+
     @cached_property
     def special_texts(self) -> Mapping[str, int]:
         """What stands for a special token where those are parsed, and its id."""
