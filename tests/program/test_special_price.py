@@ -20,7 +20,7 @@ def pricer(name: str) -> Pricer:
     program = PROGRAMS[name]
     types = uniform_types(program, TENSOR_TYPES["bf16"])
     figures = {kind: MatmulFigures(((1, BANDWIDTH),), FLOPS) for kind in ("bf16", "bf16*q8")}
-    profile = DeviceProfile("a device", 1, "made up", figures, BANDWIDTH, FLOPS, BANDWIDTH, 1e-6, 1e-5)
+    profile = DeviceProfile("a device", 1, "made up", figures, BANDWIDTH, FLOPS, BANDWIDTH, 1e-6, 1e-5, 1e-6)
     return Pricer(program, KVCacheSpec.of(SPECS[name]), stored_bytes(program, types), types, profile)
 
 

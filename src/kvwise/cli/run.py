@@ -104,16 +104,24 @@ def run_json(output: RequestOutput, rows: Sequence[LedgerRow]) -> dict[str, Any]
     }
 
 
+def _difference(row: LedgerRow) -> str:
+    """How far the prediction was off. What is reserved for the largest step or context is touched as far as needed."""
+    if row.error is None or row.name == "runtime":
+        return ""
+    if row.name in ("kv_pool", "arena", "logits", "tables") and row.measured != row.predicted:
+        return f"{1 / (1 + row.error):.0%} touched"
+    return f"{row.error:+.1%}"
+
+
 def print_receipt(rows: Sequence[LedgerRow], output: RequestOutput, console: Console) -> None:
     """The table of predicted and measured, and a line about the tokens."""
     from rich.table import Table
 
     table = Table(title="receipt", title_justify="left")
-    for name in ("", "predicted", "measured", "error"):
+    for name in ("", "predicted", "measured", "difference"):
         table.add_column(name, justify="right" if name else "left")
     for row in rows:
-        error = "" if row.error is None or row.name == "runtime" else f"{row.error:+.1%}"
-        table.add_row(row.label, row.format_value(row.predicted), row.format_value(row.measured), error)
+        table.add_row(row.label, row.format_value(row.predicted), row.format_value(row.measured), _difference(row))
     console.print(table)
     speed = "" if output.tpot_s is None else f", {1 / output.tpot_s:.1f} tokens/s after the first"
     console.print(

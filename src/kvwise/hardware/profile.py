@@ -16,9 +16,11 @@ from typing import Any, Final
 
 from kvwise.errors import NotMeasured
 
-PROFILE_VERSION: Final = 2
+PROFILE_VERSION: Final = 3
 
-_FIGURES: Final = ("attention_bandwidth", "attention_flops", "elementwise_bandwidth", "op_seconds", "step_seconds")
+_FIGURES: Final = (
+    "attention_bandwidth", "attention_flops", "elementwise_bandwidth", "op_seconds", "step_seconds", "pass_seconds"
+)  # fmt: skip
 _SMALLEST_FIGURE: Final = 1e-12  # of a second; every rate is far above it
 _LARGEST_FIGURE: Final = 1e18  # FLOP/s; every time is far below it
 _MAX_FILE_BYTES: Final = 2**20
@@ -52,7 +54,8 @@ class DeviceProfile:
     """What one machine does with `threads` threads.
 
     matmuls: by kind, such as "q8_0*q8" or "f16". attention_bandwidth: KV bytes/s for one query; attention_flops:
-    FLOP/s for many. elementwise_bandwidth: activation bytes/s of everything else. op_seconds, step_seconds: fixed.
+    FLOP/s for many. elementwise_bandwidth: activation bytes/s of everything else. Fixed: op_seconds, step_seconds, and
+    pass_seconds each time that all threads are sent to work and waited for.
     """
 
     device: str
@@ -64,6 +67,7 @@ class DeviceProfile:
     elementwise_bandwidth: float | None = None
     op_seconds: float | None = None
     step_seconds: float | None = None
+    pass_seconds: float | None = None
     version: int = PROFILE_VERSION
 
     def matmul(self, kind: str) -> MatmulFigures:

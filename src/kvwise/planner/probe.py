@@ -1,7 +1,7 @@
 """Measures this machine with the backend's own ops on small synthetic programs, and keeps the result in the cache.
 
-Zeros serve as weights: no kernel's speed depends on values. Each figure is the fastest of a few repetitions: what the
-machine can do when nobody else wants it. A few kinds take about a second; kinds of matmul are measured when
+Zeros serve as weights: no kernel's speed depends on values. Each figure is the median of a few repetitions: what
+the machine does, not what it can do at its best. A few kinds take about a second; kinds of matmul are measured when
 a model first needs them. Where steps are slow, fewer rows and repetitions tell as much.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import statistics
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -28,7 +29,7 @@ from kvwise.hardware.profile import DeviceProfile, MatmulFigures, load_profile, 
 from kvwise.ledger.host import read_host_memory
 from kvwise.program.builder import ProgramBuilder
 from kvwise.program.cost import OpCost, cost_of
-from kvwise.program.ir import Attention, Program
+from kvwise.program.ir import Attention, MatMul, Program
 from kvwise.spec.dtypes import TENSOR_TYPES, TensorType
 from kvwise.spec.kv import KV_TYPES, KVCacheSpec
 from kvwise.spec.model import Activation, AttentionSpec, NormSpec
@@ -47,7 +48,7 @@ INTERMEDIATE: Final = 4096
 MANY_ROWS: Final = 256
 CONTEXT: Final = 2048
 FEW_ROWS: Final = 16
-REPETITIONS: Final = 4
+REPETITIONS: Final = 5
 SLOW_S: Final = 0.05  # a step that takes longer is measured by itself: noise is small beside it
 # In a core's cache, in a shared cache, at its edge, in memory: the caches of the machines that we know lie between.
 WORKING_SETS: Final = (4 << 20, 16 << 20, 48 << 20, 160 << 20)
@@ -122,6 +123,10 @@ def _probe_fixed(backend: Backend, threads: int) -> DeviceProfile:
         cost = bench.cost(StepShape.prefill(MANY_ROWS))
         elementwise = cost.activation_bytes / bench.seconds(MANY_ROWS, MANY_ROWS)
         step_seconds = bench.engine_overhead()
+    with _Bench(backend, _pass_program(), f32, threads) as bench:
+        passes = sum(isinstance(op, MatMul) for op in bench.program.ops)
+        spent = bench.seconds(1, 1) - op_seconds * len(bench.program.ops)
+        pass_seconds = max(spent / passes, 1e-9)
     program = _attention_program()
     layers = sum(isinstance(op, Attention) for op in program.ops)
     with _Bench(backend, program, f32, threads) as bench:
@@ -138,6 +143,7 @@ def _probe_fixed(backend: Backend, threads: int) -> DeviceProfile:
         elementwise_bandwidth=elementwise,
         op_seconds=op_seconds,
         step_seconds=step_seconds,
+        pass_seconds=pass_seconds,
     )
 
 
@@ -160,6 +166,16 @@ def _elementwise_program() -> Program:
         h = b.rms_norm(f"n{i}", x, "final_norm.weight", NormSpec(1e-6))
         h = b.glu(f"g{i}", h, x, Activation.SILU)
         x = b.add(f"x{i}", x, h)
+    return _finished(b, x)
+
+
+def _pass_program() -> Program:
+    """Matmuls too small to take time, kept apart by norms so that none shares another's pass over the threads."""
+    b = ProgramBuilder()
+    x = b.embed("x", "embed.weight", 16, 32)
+    for i in range(64):
+        x = b.rms_norm(f"x{i}", x, "final_norm.weight", NormSpec(1e-6))
+        b.matmul(f"h{i}", x, f"layers.{i}.weight", 256)
     return _finished(b, x)
 
 
@@ -233,12 +249,12 @@ class _Bench:
         return cost_of(self.program, shape, self.kv, self._weight_bytes.__getitem__).total
 
     def seconds(self, num_tokens: int, context: int) -> float:
-        """The fastest of a few steps of `num_tokens` tokens that end at `context`."""
+        """The median of a few steps of `num_tokens` tokens that end at `context`."""
         batch = _batch(num_tokens, context, self._options.num_blocks)
         first = _timed(lambda: self._loaded.run(batch))
         if first > SLOW_S:
             return first
-        return min(_timed(lambda: self._loaded.run(batch)) for _ in range(REPETITIONS))
+        return statistics.median(_timed(lambda: self._loaded.run(batch)) for _ in range(REPETITIONS))
 
     def flops_per_second(self, context: int) -> float:
         """FLOP/s of a step of many rows that end at `context`."""

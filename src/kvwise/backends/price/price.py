@@ -61,13 +61,17 @@ class Pricer:
         """Pure. Raises NotMeasured when the profile lacks a figure that this program needs."""
         cost = cost_of(self.program, shape, self.kv, self.weight_bytes.__getitem__)
         working_set = cost.total.weight_bytes + cost.total.kv_read_bytes
-        ops = tuple(self._price_op(op, op_cost, working_set) for op, op_cost in cost.ops)
+        ops: list[OpPrice] = []
+        for op, op_cost in cost.ops:
+            joins = isinstance(op, MatMul) and bool(ops) and isinstance(ops[-1].op, MatMul)
+            ops.append(self._price_op(op, op_cost, working_set, joins_pass=joins))
         seconds = self.profile.figure("step_seconds") + sum(p.seconds for p in ops)
-        return StepPrice(ops, seconds, cost.total)
+        return StepPrice(tuple(ops), seconds, cost.total)
 
-    def _price_op(self, op: Op, cost: OpCost, working_set: int) -> OpPrice:
+    def _price_op(self, op: Op, cost: OpCost, working_set: int, *, joins_pass: bool) -> OpPrice:
         profile = self.profile
         arithmetic_s = 0.0
+        fixed_s = profile.figure("op_seconds") + (0.0 if joins_pass else profile.figure("pass_seconds"))
         if isinstance(op, (MatMul, Experts)):
             figures = profile.matmul(matmul_kind(self.program, op, self.types))
             memory_s = cost.weight_bytes / figures.bandwidth(working_set)
@@ -81,5 +85,6 @@ class Pricer:
             arithmetic_s = cost.flops / profile.figure("attention_flops")
         else:
             memory_s = (cost.activation_bytes + cost.weight_bytes) / profile.figure("elementwise_bandwidth")
+            fixed_s = profile.figure("op_seconds")  # few rows are not worth a pass, many hide it
         bound = "arithmetic" if arithmetic_s > memory_s else "memory"
-        return OpPrice(op, cost, max(memory_s, arithmetic_s) + profile.figure("op_seconds"), bound)
+        return OpPrice(op, cost, max(memory_s, arithmetic_s) + fixed_s, bound)
