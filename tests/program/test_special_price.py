@@ -14,13 +14,14 @@ from kvwise.spec.shape import StepShape
 from program.test_special_cost import PROGRAMS, SPECS
 
 BANDWIDTH, FLOPS = 1e9, 1e12
+OP_S, PASS_S = 1e-6, 3e-6
 
 
 def pricer(name: str) -> Pricer:
     program = PROGRAMS[name]
     types = uniform_types(program, TENSOR_TYPES["bf16"])
     figures = {kind: MatmulFigures(((1, BANDWIDTH),), FLOPS) for kind in ("bf16", "bf16*q8")}
-    profile = DeviceProfile("a device", 1, "made up", figures, BANDWIDTH, FLOPS, BANDWIDTH, 1e-6, 1e-5, 1e-6)
+    profile = DeviceProfile("a device", 1, "made up", figures, BANDWIDTH, FLOPS, BANDWIDTH, OP_S, 1e-5, PASS_S)
     return Pricer(program, KVCacheSpec.of(SPECS[name]), stored_bytes(program, types), types, profile)
 
 
@@ -56,4 +57,11 @@ def test_a_decode_step_takes_what_its_bytes_take(name: str, kind: type, moved: o
     assert ops
     for op in ops:
         assert op.bound == "memory"
-        assert op.seconds == pytest.approx(1e-6 + moved(op.cost) / BANDWIDTH)
+        assert op.seconds == pytest.approx(OP_S + PASS_S + moved(op.cost) / BANDWIDTH)
+
+
+def test_matmuls_in_a_row_pay_for_one_pass_over_the_threads() -> None:
+    priced = pricer("mixtral").price(StepShape.decode(40)).ops
+    q, k, v = (next(p for p in priced if p.op.out == f"layers.0.{name}") for name in "qkv")
+    for op, fixed in ((q, OP_S + PASS_S), (k, OP_S), (v, OP_S)):
+        assert op.seconds == pytest.approx(fixed + op.cost.weight_bytes / BANDWIDTH)
