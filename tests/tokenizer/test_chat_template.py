@@ -6,12 +6,14 @@ from __future__ import annotations
 import json
 import re
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvwise.errors import TemplateError
 from kvwise.tokenizer import ChatTemplate, Tokenizer, load_chat_template
+from tokenizer.vocabularies import byte_level_metadata
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -160,3 +162,19 @@ def test_a_long_conversation_is_no_attack() -> None:
 def test_a_template_whose_source_is_no_text_is_refused(byte_level: Tokenizer) -> None:
     with pytest.raises(TemplateError, match="chat_template"):
         load_chat_template({"tokenizer.ggml.model": "gpt2", "tokenizer.chat_template": 5}, None, byte_level)
+
+
+@pytest.mark.parametrize("source", ["", " \n"])
+def test_an_empty_template_is_none(tmp_path: Path, byte_level: Tokenizer, source: str) -> None:
+    (tmp_path / "chat_template.jinja").write_text(source)
+    assert load_chat_template({}, tmp_path, byte_level) is None
+    (tmp_path / "chat_template.jinja").unlink()
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": source}))
+    assert load_chat_template({}, tmp_path, byte_level) is None
+    named = [{"name": "default", "template": source}, {"name": "tool_use", "template": "tools"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    template = load_chat_template({}, tmp_path, byte_level)
+    assert template is not None
+    assert template.render([]) == "tools"
+    metadata = {**byte_level_metadata(), "tokenizer.chat_template": source}
+    assert load_chat_template(metadata, None, byte_level) is None

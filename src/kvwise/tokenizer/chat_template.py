@@ -104,6 +104,7 @@ def load_chat_template(
         named = _templates_of_gguf(metadata)
     else:
         named = {} if folder is None else _templates_of_folder(folder)
+    named = {name: source for name, source in named.items() if source.strip()}  # an empty one is none
     if not named:
         return None
     source = named.pop(_DEFAULT, None) or next(iter(named.values()))
