@@ -175,6 +175,6 @@ def test_an_empty_template_is_none(tmp_path: Path, byte_level: Tokenizer, source
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
     template = load_chat_template({}, tmp_path, byte_level)
     assert template is not None
-    assert template.render([]) == "tools"
+    assert template.source == "tools"
     metadata = {**byte_level_metadata(), "tokenizer.chat_template": source}
     assert load_chat_template(metadata, None, byte_level) is None
