@@ -52,7 +52,7 @@ def test_slow_steps_are_measured_once_and_with_few_rows(cache_dir: Path, monkeyp
     monkeypatch.setattr("kvwise.planner.probe.SLOW_S", 0.0)
     machine_profile("reference", 1, ["f32"])
     timed = [n for n in rows if n not in (1, MANY_ROWS)]
-    assert timed == [FEW_ROWS] * 2  # a matmul and attention
+    assert timed == [FEW_ROWS] * 3  # two kinds of matmul, and attention
     assert rows.count(MANY_ROWS) == 1 + CONTEXT // MANY_ROWS  # elementwise, and the cache is filled
 
 

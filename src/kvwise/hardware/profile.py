@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from kvwise.errors import NotMeasured
 
-PROFILE_VERSION: Final = 3
+PROFILE_VERSION: Final = 4
 
 _FIGURES: Final = (
     "attention_bandwidth", "attention_flops", "elementwise_bandwidth", "op_seconds", "step_seconds", "pass_seconds"

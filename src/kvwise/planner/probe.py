@@ -29,7 +29,7 @@ from kvwise.hardware.profile import DeviceProfile, MatmulFigures, load_profile, 
 from kvwise.ledger.host import read_host_memory
 from kvwise.program.builder import ProgramBuilder
 from kvwise.program.cost import OpCost, cost_of
-from kvwise.program.ir import Attention, MatMul, Program
+from kvwise.program.ir import Attention, Program
 from kvwise.spec.dtypes import TENSOR_TYPES, TensorType
 from kvwise.spec.kv import KV_TYPES, KVCacheSpec
 from kvwise.spec.model import Activation, AttentionSpec, NormSpec
@@ -49,6 +49,7 @@ MANY_ROWS: Final = 256
 CONTEXT: Final = 2048
 FEW_ROWS: Final = 16
 REPETITIONS: Final = 5
+PASS_KIND: Final = "q8_0*q8"  # the cost of a pass is what this kind's small matrices take longer than its large ones
 SLOW_S: Final = 0.05  # a step that takes longer is measured by itself: noise is small beside it
 # In a core's cache, in a shared cache, at its edge, in memory: the caches of the machines that we know lie between.
 WORKING_SETS: Final = (4 << 20, 16 << 20, 48 << 20, 160 << 20)
@@ -123,10 +124,6 @@ def _probe_fixed(backend: Backend, threads: int) -> DeviceProfile:
         cost = bench.cost(StepShape.prefill(MANY_ROWS))
         elementwise = cost.activation_bytes / bench.seconds(MANY_ROWS, MANY_ROWS)
         step_seconds = bench.engine_overhead()
-    with _Bench(backend, _pass_program(), f32, threads) as bench:
-        passes = sum(isinstance(op, MatMul) for op in bench.program.ops)
-        spent = bench.seconds(1, 1) - op_seconds * len(bench.program.ops)
-        pass_seconds = max(spent / passes, 1e-9)
     program = _attention_program()
     layers = sum(isinstance(op, Attention) for op in program.ops)
     with _Bench(backend, program, f32, threads) as bench:
@@ -134,6 +131,7 @@ def _probe_fixed(backend: Backend, threads: int) -> DeviceProfile:
         kv_bytes = bench.cost(StepShape.decode(CONTEXT)).kv_read_bytes
         one = max(bench.seconds(1, CONTEXT) - layers * op_seconds, 1e-9)
         attention_flops = bench.flops_per_second(CONTEXT)
+    matmul = _probe_matmuls(backend, threads, PASS_KIND)
     return DeviceProfile(
         device=_cpu_facts().get("model name", platform.machine()),
         threads=threads,
@@ -143,18 +141,29 @@ def _probe_fixed(backend: Backend, threads: int) -> DeviceProfile:
         elementwise_bandwidth=elementwise,
         op_seconds=op_seconds,
         step_seconds=step_seconds,
-        pass_seconds=pass_seconds,
+        matmuls={PASS_KIND: matmul},
+        pass_seconds=_probe_pass(backend, threads, matmul, op_seconds),
     )
+
+
+def _probe_pass(backend: Backend, threads: int, matmul: MatmulFigures, op_seconds: float) -> float:
+    """What it costs that the threads begin and end a matmul: small matrices from memory, less what large ones take."""
+    weight_type = TENSOR_TYPES[PASS_KIND.partition("*")[0]]
+    pairs = WORKING_SETS[-1] // (2 * HIDDEN * weight_type.row_bytes(HIDDEN))
+    with _Bench(backend, _matmul_program(pairs, HIDDEN), weight_type, threads, q8=True) as bench:
+        read_bytes = bench.cost(StepShape.prefill(1)).weight_bytes
+        spent = bench.seconds(1, 1) - read_bytes / matmul.bandwidth(read_bytes) - op_seconds * len(bench.program.ops)
+    return max(spent / (2 * pairs), 1e-9)
 
 
 # Synthetic programs
 
 
-def _matmul_program(pairs: int) -> Program:
+def _matmul_program(pairs: int, intermediate: int = INTERMEDIATE) -> Program:
     b = ProgramBuilder()
     x = b.embed("x", "embed.weight", 16, HIDDEN)
     for i in range(pairs):
-        h = b.matmul(f"h{i}", x, f"layers.{i}.mlp.up.weight", INTERMEDIATE)
+        h = b.matmul(f"h{i}", x, f"layers.{i}.mlp.up.weight", intermediate)
         x = b.matmul(f"x{i}", h, f"layers.{i}.mlp.down.weight", HIDDEN)
     return _finished(b, x)
 
@@ -166,16 +175,6 @@ def _elementwise_program() -> Program:
         h = b.rms_norm(f"n{i}", x, "final_norm.weight", NormSpec(1e-6))
         h = b.glu(f"g{i}", h, x, Activation.SILU)
         x = b.add(f"x{i}", x, h)
-    return _finished(b, x)
-
-
-def _pass_program() -> Program:
-    """Matmuls too small to take time, kept apart by norms so that none shares another's pass over the threads."""
-    b = ProgramBuilder()
-    x = b.embed("x", "embed.weight", 16, 32)
-    for i in range(64):
-        x = b.rms_norm(f"x{i}", x, "final_norm.weight", NormSpec(1e-6))
-        b.matmul(f"h{i}", x, f"layers.{i}.weight", 256)
     return _finished(b, x)
 
 
