@@ -42,11 +42,11 @@ def test_the_answers_are_those_of_a_conversation_without_a_cache(kvwise: Kvwise)
 
 def test_a_turn_that_does_not_fit_is_refused_and_the_conversation_goes_on(kvwise: Kvwise) -> None:
     result = kvwise("chat", "--json", "-n", "20", "--context", "128", stdin=f"Hello\n{'word ' * 200}\nBye\n")
-    answered = [json.loads(line) for line in result.out.splitlines()]
-    assert result.code == 0
-    assert len(answered) == 2
+    first, refused, last = (json.loads(line) for line in result.out.splitlines())
+    assert result.code == 3
+    assert "room for 128" in refused["error"]
     assert "room for 128" in result.err
-    assert answered[1]["prompt_ids"][: len(answered[0]["prompt_ids"])] == answered[0]["prompt_ids"]
+    assert last["prompt_ids"][: len(first["prompt_ids"])] == first["prompt_ids"]
 
 
 def test_a_model_without_a_template_is_refused(kvwise: Kvwise, tiny: str) -> None:

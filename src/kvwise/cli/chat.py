@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from kvwise.engine.engine import Engine
     from kvwise.engine.state import RequestOutput
+    from kvwise.errors import DoesNotFit
     from kvwise.spec.request import SamplingParams
     from kvwise.tokenizer import Conversation, TurnIds
 
@@ -65,6 +66,8 @@ def chat_command(
         session = _Chat(engine, Conversation(opened.tokenizer, template, begin), sampling, console, as_json)
         for line in _lines(console):
             session.turn(line)
+        if session.refused is not None and not sys.stdin.isatty():
+            raise typer.Exit(session.refused.exit_code)
 
 
 def _lines(console: Console) -> Iterator[str]:
@@ -99,6 +102,7 @@ class _Chat:
     console: Console
     as_json: bool
     turns: int = 0
+    refused: DoesNotFit | None = None
 
     def turn(self, line: str) -> None:
         """One question and its answer. A turn that does not fit is refused, and the conversation goes on without it."""
@@ -111,6 +115,9 @@ class _Chat:
             output = self._generate(f"turn-{self.turns}", asked)
         except DoesNotFit as error:
             self.conversation.take_back()
+            self.refused = error
+            if self.as_json:
+                print_json({"error": str(error)})
             self.console.print(f"kvwise: {printable(str(error))}", style="red")
             return
         self.conversation.answer(output.ids, output.text)
