@@ -17,7 +17,7 @@ from kvwise.backends.native.backend import ISA_VARIABLE, NATIVE
 from kvwise.backends.protocol import LoadOptions
 from kvwise.backends.reference.backend import REFERENCE
 from kvwise.checkpoint.opening import open_checkpoint
-from kvwise.errors import BackendError
+from kvwise.errors import BackendError, UsageError
 from kvwise.ledger.residency import resident_bytes
 from kvwise.models import build_program
 from kvwise.program.ir import MatMul, Program, Quantize, Rows, SlotType
@@ -261,7 +261,7 @@ def test_every_instruction_set_gives_a_model_the_same_logits(name: str, monkeypa
 
 def test_an_instruction_set_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ISA_VARIABLE, "mmx")
-    with pytest.raises(BackendError, match=r"KVWISE_ISA=mmx .* scalar"):
+    with pytest.raises(UsageError, match=r"KVWISE_ISA=mmx .* scalar"):
         load(LLAMA, RandomWeights(LLAMA, "f32"))
 
 
