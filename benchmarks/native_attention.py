@@ -62,9 +62,8 @@ def median_seconds(once: Callable[[], None], repeats: int) -> float:
 def measure_limits(isa: str, threads: int) -> tuple[float, float]:
     """Bytes per second past every cache, FLOP per second on registers: the best sample, because it is a limit."""
     rounds = 4_000_000 if isa != "scalar" else 100_000
-    read = min(_native.kernels.read_seconds(isa, READ_BYTES, threads) for _ in range(5))
-    fma = min(_native.kernels.fma_seconds(isa, rounds, threads) for _ in range(5))
-    return READ_BYTES / read, threads * rounds * 12 * 16 * 2 / fma
+    read = min(_native.limits.read_seconds(isa, READ_BYTES, threads))
+    return READ_BYTES / read, max(_native.limits.arithmetic_rates(isa, "f32", threads, rounds))
 
 
 def measure(heads: tuple[str, int, int, int], step: tuple[int, int, int], args: argparse.Namespace) -> Row:

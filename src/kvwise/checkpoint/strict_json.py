@@ -8,7 +8,7 @@ from typing import Final, NoReturn
 
 from kvwise.checkpoint.mapped_file import MappedFile
 from kvwise.errors import CheckpointError
-from kvwise.spec.fields import shown
+from kvwise.spec.fields import unique_keys
 
 # At worst parsing takes 0.1 s and 25 MiB for each MiB of text, so hostile text is refused within a second. The
 # format allows headers of 100 MB; a dense model's takes 0.15 MiB, a shard's of a large mixture less than 1 MiB.
@@ -34,7 +34,7 @@ def parse_json_object(raw: bytes | bytearray, what: str, *, most_bytes: int = MA
     try:
         value = json.loads(
             raw.decode("utf-8"),
-            object_pairs_hook=_unique_keys,
+            object_pairs_hook=unique_keys,
             parse_constant=_refuse_constant,
         )
     except RecursionError:
@@ -72,17 +72,6 @@ def read_json_index(file: MappedFile) -> dict[str, object]:
                 expected=f"at most {MAX_INDEX_ENTRIES} names with short values in one weight_map",
             )
     return parse_json_object(raw, str(file.path), most_bytes=MAX_INDEX_BYTES)
-
-
-def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    out = dict(pairs)
-    if len(out) != len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise ValueError(f"key {shown(key)} is there twice")
-            seen.add(key)
-    return out
 
 
 def _refuse_constant(text: str) -> NoReturn:

@@ -12,11 +12,11 @@ _UNPRICED = "not predicted / clock"
 
 
 def latency_rows(forecast: ResponseForecast | None, output: RequestOutput) -> tuple[LedgerRow, ...]:
-    """ttft, tpot and e2e in seconds. e2e is predicted for as many tokens as came out, which nobody knows before."""
+    """ttft, tpot and e2e in seconds; e2e is predicted for as many tokens as came out."""
     ttft = tpot = e2e = None
     if forecast is not None:
         ttft, tpot = forecast.predicted_ttft_s, forecast.predicted_tpot_s
-        e2e = ttft + (len(output.ids) - 1) * (tpot or 0.0)
+        e2e = forecast.predicted_e2e_s(len(output.ids))
     source = _UNPRICED if forecast is None else _PRICED
     return (
         LedgerRow("ttft", ttft, output.ttft_s, "s", source),

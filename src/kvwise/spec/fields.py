@@ -24,6 +24,18 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + "..."
 
 
+def unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """A JSON object's members, as json's object_pairs_hook. Raises ValueError for a key that is there twice."""
+    out = dict(pairs)
+    if len(out) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise ValueError(f"key {shown(key)} is there twice")
+            seen.add(key)
+    return out
+
+
 class _Required:
     """Marks a field that has no default."""
 

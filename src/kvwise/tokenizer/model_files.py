@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from kvwise.errors import TokenizerError
-from kvwise.spec.fields import shown
+from kvwise.spec.fields import unique_keys
 
 MAX_VOCABULARY_BYTES: Final = 2**27  # four times Gemma's tokenizer.json
 MAX_SETTINGS_BYTES: Final = 2**23  # a tokenizer_config.json that lists thousands of added tokens has 2 MiB
@@ -50,7 +50,7 @@ def read_text(folder: Path, name: str, limit_bytes: int) -> str | None:
 def parse_json_object(text: str, where: str) -> dict[str, object]:
     """Raises TokenizerError for anything but one object with no key twice."""
     try:
-        value = json.loads(text, object_pairs_hook=_unique_keys)
+        value = json.loads(text, object_pairs_hook=unique_keys)
     except RecursionError:
         raise TokenizerError(f"{where} is nested too deeply") from None
     except ValueError as problem:
@@ -64,14 +64,3 @@ def read_settings(folder: Path, name: str) -> dict[str, object]:
     """A small JSON file, {} where there is none."""
     text = read_text(folder, name, MAX_SETTINGS_BYTES)
     return {} if text is None else parse_json_object(text, str(folder / name))
-
-
-def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    out = dict(pairs)
-    if len(out) != len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise ValueError(f"key {shown(key)} is there twice")
-            seen.add(key)
-    return out

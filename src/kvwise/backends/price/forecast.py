@@ -22,9 +22,9 @@ class ResponseForecast:
     predicted_ttft_s: float
     predicted_tpot_s: float | None
 
-    @property
-    def predicted_e2e_s(self) -> float:
-        return self.predicted_ttft_s + (self.output_tokens - 1) * (self.predicted_tpot_s or 0.0)
+    def predicted_e2e_s(self, output_tokens: int) -> float:
+        """For as many tokens as come out in the end: at most `self.output_tokens`, but nobody knows before."""
+        return self.predicted_ttft_s + (output_tokens - 1) * (self.predicted_tpot_s or 0.0)
 
 
 def forecast_response(

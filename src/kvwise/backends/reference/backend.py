@@ -8,8 +8,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvwise.backends.batch_check import check_batch
 from kvwise.backends.protocol import Buffer, LoadOptions, MemoryNeeds
+from kvwise.backends.reference.batch_check import check_batch
 from kvwise.backends.reference.ops import Step, compute
 from kvwise.backends.reference.store import KVStore
 from kvwise.program.arena import plan_arena

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Final
 
 from kvwise.errors import SpecError
 from kvwise.spec.fields import Fields, shown
-from kvwise.spec.model import MAX_LAYERS, Activation, AttentionSpec, FeedForward, LayerSpec, Mixer, ModelSpec
+from kvwise.spec.model import MAX_LAYERS, Activation
 
 DEFAULTS_SOURCE: Final = "transformers 5.24.0"
 FULL: Final = "full_attention"
@@ -138,11 +137,3 @@ def refuse(fields: Fields, name: str, expected: str, *allowed: object) -> None:
     value = fields.raw(name)
     if value is not None and not any(value is a or value == a for a in allowed):
         raise fields.wrong(name, expected)
-
-
-def with_layers(spec: ModelSpec, mixers: Sequence[Mixer | None], mlps: Sequence[FeedForward | None]) -> ModelSpec:
-    return replace(spec, layers=tuple(LayerSpec(m, f) for m, f in zip(mixers, mlps, strict=True)))
-
-
-def by_kind(kinds: tuple[str, ...], attention: Mapping[str, AttentionSpec]) -> tuple[AttentionSpec, ...]:
-    return tuple(attention[kind] for kind in kinds)

@@ -2,10 +2,6 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
-#include <atomic>
-#include <chrono>
-#include <cstring>
-#include <functional>
 #include <optional>
 
 #include "isa.h"
@@ -19,8 +15,6 @@ namespace {
 
 using FloatsOut = nb::ndarray<float, nb::c_contig, nb::device::cpu>;
 using BytesOut = nb::ndarray<uint8_t, nb::c_contig, nb::device::cpu>;
-
-alignas(64) constexpr uint8_t kSeed[128] = {1, 2, 3};  // any operands that stay finite
 
 // A repacked matrix on its own, and the threads to multiply it with.
 class PackedMatrix {
@@ -123,36 +117,6 @@ void bind_row_ops(nb::module_& m) {
   });
 }
 
-// Each thread repeats a limit's loop; seconds of the whole.
-double seconds_of(int threads, const std::function<void(int64_t)>& work) {
-  ThreadPool pool(threads);
-  pool.run(threads, [&](int64_t item, int) { work(item); });  // wakes the threads and touches the memory
-  const auto start = std::chrono::steady_clock::now();
-  pool.run(threads, [&](int64_t item, int) { work(item); });
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-void bind_limits(nb::module_& m) {
-  m.def("read_seconds", [](const std::string& isa, int64_t nbytes, int threads) {
-    const KernelTable& kernels = kernels_named(isa);
-    const int64_t share = nbytes / threads / 256 * 256;
-    Mapping memory(static_cast<size_t>(share) * threads, Pages::huge, "benchmark");
-    std::memset(memory.bytes(), 1, memory.size());
-    std::atomic<int32_t> keep{0};
-    return seconds_of(threads, [&](int64_t i) { keep += kernels.read_bytes(memory.bytes() + i * share, share); });
-  });
-  m.def("dot_seconds", [](const std::string& isa, int64_t rounds, int threads) {
-    const KernelTable& kernels = kernels_named(isa);
-    std::atomic<int32_t> keep{0};
-    return seconds_of(threads, [&](int64_t) { keep += kernels.dot_rounds(rounds, kSeed); });
-  });
-  m.def("fma_seconds", [](const std::string& isa, int64_t rounds, int threads) {
-    const KernelTable& kernels = kernels_named(isa);
-    std::atomic<int32_t> keep{0};
-    return seconds_of(threads, [&](int64_t) { keep += kernels.fma_rounds(rounds, kSeed); });
-  });
-}
-
 }  // namespace
 
 void bind_kernels(nb::module_& m) {
@@ -166,7 +130,6 @@ void bind_kernels(nb::module_& m) {
       .def_prop_ro("nbytes", &PackedMatrix::nbytes);
   bind_row_ops(kernels);
   bind_attention(kernels);
-  bind_limits(kernels);
 }
 
 }  // namespace kvw

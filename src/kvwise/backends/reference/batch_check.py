@@ -1,4 +1,7 @@
-"""Checks a StepBatch against what a program was loaded for, before any memory is touched. Shared by all backends."""
+"""Checks a StepBatch against what a program was loaded for, before any memory is touched.
+
+The native backend holds the same rules in C++ (csrc/model_run.cpp).
+"""
 
 from __future__ import annotations
 
