@@ -66,6 +66,49 @@ def test_what_is_no_prompt_is_refused_before_anything_is_computed(llm: LLM, prom
     assert len(llm.generate("ab", THREE)) == 1
 
 
+def test_a_text_is_scored_by_the_probability_of_each_token_given_those_before_it(llm: LLM) -> None:
+    seen: dict[tuple[int, int], np.ndarray] = {}
+
+    def take(index: int, first: int, rows: np.ndarray) -> None:
+        seen.update({(index, first + i): row.astype(np.float64) for i, row in enumerate(rows)})
+
+    texts = [(5, 3, 9, 3, 250), (7, 8)]
+    scores = llm.score(texts, take_logits=take)
+    assert sorted(seen) == [(i, at) for i, ids in enumerate(texts) for at in range(len(ids))]
+    for i, (ids, score) in enumerate(zip(texts, scores, strict=True)):
+        rows = np.array([seen[i, at] for at in range(len(ids) - 1)])
+        expected = [np.log(np.exp(row)[token] / np.exp(row).sum()) for row, token in zip(rows, ids[1:], strict=True)]
+        assert score.token_ids == ids
+        assert score.logprobs == pytest.approx(expected, rel=1e-6)
+        assert score.best_ids.tolist() == rows.argmax(axis=1).tolist()
+        assert score.perplexity == pytest.approx(np.exp(-np.mean(expected)), rel=1e-6)
+
+
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_a_score_does_not_depend_on_slices_on_company_or_on_what_is_cached(backend: str) -> None:
+    ids = tuple(int(i) for i in np.random.default_rng(0).integers(0, 259, 70))
+    with LLM(TINY, backend=backend, threads=1, max_requests=2, max_logits_rows=70) as whole:
+        together = whole.score([ids, ids[:40], ids])
+    with LLM(TINY, backend=backend, threads=1, max_requests=1) as one_row_at_a_time:
+        one_row_at_a_time.generate(ids, THREE)
+        (alone,) = one_row_at_a_time.score(ids)
+    scores = [alone, *together]
+    if backend == "native":
+        assert [s.logprobs.tolist() for s in scores] == [alone.logprobs[: len(s.logprobs)].tolist() for s in scores]
+    else:
+        for score in scores:
+            assert score.logprobs == pytest.approx(alone.logprobs[: len(score.logprobs)], rel=1e-4)
+
+
+@pytest.mark.parametrize("texts", ["a", ["ab", "c"], [], ["ab", []], None, [[1, 10**9]]], ids=repr)
+def test_what_can_not_be_scored_is_refused_and_no_texts_have_no_scores(llm: LLM, texts: Any) -> None:
+    if texts == []:
+        assert llm.score(texts) == []
+        return
+    with pytest.raises(InputError):
+        llm.score(texts)
+
+
 def test_no_prompts_give_no_outputs(llm: LLM) -> None:
     assert llm.generate([], THREE) == []
 
@@ -80,6 +123,7 @@ def test_what_are_no_sampling_parameters_is_refused(llm: LLM, sampling: Any) -> 
     "change",
     [{name: value} for name in ("max_context", "max_requests", "pool_tokens", "threads")
      for value in (0, -1, 1.5, "2", True, [2], 10**30)]
+    + [{"max_logits_rows": value} for value in (0, -1, 1.5, "2")]
     + [{"max_requests": None}, {"kv_dtype": None}, {"kv_dtype": ["f16"]}, {"backend": None}, {"backend": {}}],
     ids=str,
 )  # fmt: skip
@@ -109,7 +153,8 @@ def test_a_closed_model_says_so(backend: str) -> None:
     loaded = LLM(TINY, backend=backend, threads=1)
     loaded.close()
     loaded.close()
-    for use in (lambda: loaded.generate("ab"), lambda: loaded.chat([USER]), loaded.ledger, loaded.__enter__):
+    uses = (lambda: loaded.generate("ab"), lambda: loaded.score("ab"), lambda: loaded.chat([USER]))
+    for use in (*uses, loaded.ledger, loaded.__enter__):
         with pytest.raises(UsageError, match="is closed; load the model again"):
             use()
 

@@ -19,7 +19,7 @@ from kvwise.engine.batch import Chunk, build_batch
 from kvwise.engine.executor import Executor
 from kvwise.engine.report import StepPart, StepReport
 from kvwise.engine.sampler import sample
-from kvwise.engine.state import MakeDecoder, RequestOutput, RequestState
+from kvwise.engine.state import MakeDecoder, RequestOutput, RequestState, TakePromptLogits
 from kvwise.errors import UsageError
 from kvwise.kvcache import KVCache, Reservation, check_integrity
 from kvwise.scheduler.fcfs import plan_step
@@ -76,14 +76,19 @@ class Engine:
     def has_work(self) -> bool:
         return bool(self._waiting or self._running)
 
-    def add_request(self, request: Request) -> None:
-        """Queue a request. Raises UsageError for one that is malformed, DoesNotFit for one that never can fit."""
+    def add_request(self, request: Request, take_prompt_logits: TakePromptLogits | None = None) -> None:
+        """Queue a request. Raises UsageError for one that is malformed, DoesNotFit for one that never can fit.
+
+        `take_prompt_logits` is handed the logits of every prompt position, in order, each once, in slices of at most
+        limits.max_logits_rows; then no position's computation is saved by the prefix cache.
+        """
         self.check_request(request)
         state = RequestState(
             request,
             self._num_added,
             self._executor.now_s(),
             self._make_decoder(request.prompt_ids) if self._make_decoder is not None else None,
+            take_prompt_logits,
         )
         if not self._prefix_cache:
             state.salt = f"{state.salt}\0{self._num_added}"
@@ -169,8 +174,6 @@ class Engine:
         del self._running[state.request_id]
         self.cache.release(state.request_id)
         state.num_computed_tokens = 0
-        if len(state.prompt_logits) < state.num_prompt_tokens:
-            state.prompt_logits.clear()
         self._waiting.append(state)
         self._waiting.sort(key=lambda state: state.arrival_order)
 
@@ -262,10 +265,9 @@ class Engine:
         token_id: int | None,
         now_s: float,
     ) -> StepPart:
-        """Collect prompt logits; take the token that was drawn, if any."""
-        # Rows come in order; a request computed anew after its prompt was complete brings none again.
-        if state.wants_prompt_logits and reservation.start == len(state.prompt_logits) < state.num_prompt_tokens:
-            state.prompt_logits.extend(rows[: state.num_prompt_tokens - reservation.start].copy())
+        """Hand prompt logits on; take the token that was drawn, if any."""
+        if state.wants_prompt_logits:
+            state.hand_on_prompt_logits(reservation.start, rows[:, : self._vocab])
         text = "" if token_id is None else state.append(token_id, now_s, self._stop_ids)
         return StepPart(
             request_id=state.request_id,

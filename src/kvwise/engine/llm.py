@@ -7,19 +7,28 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from kvwise.checkpoint.bundled import BUNDLED_NAME
 from kvwise.engine.model import Settings, open_model
 from kvwise.engine.prompts import Message, Prompt, listed_messages, listed_prompts, listed_sampling
-from kvwise.engine.state import RequestOutput
+from kvwise.engine.state import RequestOutput, TakePromptLogits
 from kvwise.errors import UsageError
 from kvwise.ledger.rows import LedgerRow
 from kvwise.spec.request import Request, SamplingParams
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from kvwise.engine.scores import TextScore
+
+    Logits = NDArray[np.float32]
 
 
 class LLM:
@@ -27,7 +36,8 @@ class LLM:
 
     max_context: tokens of one request, prompt and output; by default the model's own, at most 4,096. max_requests: how
     many are computed together; more of them wait. pool_tokens: tokens of KV cache in all, by default max_context for
-    each of max_requests.
+    each of max_requests. max_logits_rows: how many positions `score` computes the logits of at a time, by default
+    max_requests; more is faster and takes a row of logits each.
     """
 
     def __init__(
@@ -37,6 +47,7 @@ class LLM:
         max_context: int | None = None,
         max_requests: int = 8,
         pool_tokens: int | None = None,
+        max_logits_rows: int | None = None,
         threads: int | None = None,
         kv_dtype: str = "f16",
         backend: str = "native",
@@ -47,6 +58,7 @@ class LLM:
             max_context=max_context,
             max_requests=max_requests,
             pool_tokens=pool_tokens,
+            max_logits_rows=max_logits_rows,
             threads=threads,
             prefix_cache=prefix_cache,
         )
@@ -71,6 +83,29 @@ class LLM:
         params = listed_sampling(sampling, len(listed))
         with self._alone():
             return self._run([self._encode(prompt) for prompt in listed], params)
+
+    def score(
+        self, texts: Prompt | Sequence[Prompt], *, take_logits: Callable[[int, int, Logits], None] | None = None
+    ) -> list[TextScore]:
+        """How probable each text, or its token ids, is to the model, token by token. One score per text, in order.
+
+        `take_logits` is called with a text's place in the list, the first position and logits [rows, vocab] of it and
+        those after it; they are valid until it returns. Raises UsageError for a text of less than two tokens, or
+        DoesNotFit, before anything is computed.
+        """
+        from kvwise.engine.scores import TextScorer
+
+        listed = listed_prompts(texts)
+        with self._alone():
+            encoded = [self._encode(text) for text in listed]
+            if any(len(ids) < 2 for ids in encoded):
+                raise UsageError("a text has less than two tokens", expected="a token, and at least one before it")
+            scorers = [
+                TextScorer(ids, None if take_logits is None else partial(take_logits, i))
+                for i, ids in enumerate(encoded)
+            ]
+            self._run(encoded, [SamplingParams(max_tokens=1)] * len(encoded), [scorer.take for scorer in scorers])
+            return [scorer.score() for scorer in scorers]
 
     def chat(self, messages: Sequence[Message], sampling: SamplingParams | None = None) -> RequestOutput:
         """The assistant's next turn after `messages`, each {"role": ..., "content": ...}.
@@ -131,7 +166,12 @@ class LLM:
             return tuple(self._opened.encode(prompt))
         return prompt
 
-    def _run(self, prompts: Sequence[tuple[int, ...]], params: Sequence[SamplingParams]) -> list[RequestOutput]:
+    def _run(
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        params: Sequence[SamplingParams],
+        takers: Sequence[TakePromptLogits] = (),
+    ) -> list[RequestOutput]:
         engine = self._loaded.engine
         requests = [
             Request(f"request-{self._num_requests + i}", ids, p)
@@ -141,8 +181,8 @@ class LLM:
         for request in requests:
             engine.check_request(request)
         try:
-            for request in requests:
-                engine.add_request(request)
+            for i, request in enumerate(requests):
+                engine.add_request(request, takers[i] if takers else None)
             for _ in engine.run():
                 pass
             return [engine.outputs.pop(request.request_id) for request in requests]

@@ -27,16 +27,25 @@ class Decoder(Protocol):
 
 
 MakeDecoder = Callable[[Sequence[int]], Decoder]  # given the prompt's ids, which may end inside a character
+TakePromptLogits = Callable[[int, "NDArray[np.float32]"], None]
+"""Called with the position of the first row and the rows [n, vocab], which are valid until it returns."""
 
 
 class RequestState:
     """Mutable, owned by the engine; a policy plans it as scheduler.Schedulable.
 
     `token_ids` = prompt + output; output token i is drawn with (seed, i). `num_computed_tokens` is what the cache
-    holds of it, 0 while it waits. `prompt_logits` collects rows when the request wants them.
+    holds of it, 0 while it waits.
     """
 
-    def __init__(self, request: Request, arrival_order: int, arrival_s: float, decoder: Decoder | None) -> None:
+    def __init__(
+        self,
+        request: Request,
+        arrival_order: int,
+        arrival_s: float,
+        decoder: Decoder | None,
+        take_prompt_logits: TakePromptLogits | None = None,
+    ) -> None:
         self.request = request
         self.arrival_order = arrival_order
         self.num_computed_tokens = 0
@@ -46,10 +55,11 @@ class RequestState:
         self.text = ""
         self.finish_reason: FinishReason | None = None
         self.num_cached_tokens = 0
-        self.prompt_logits: list[NDArray[np.float32]] = []
         self.arrival_s = arrival_s
         self.token_times_s: list[float] = []
         self._decoder = decoder
+        self._take_prompt_logits = take_prompt_logits
+        self._num_taken_rows = 0
         self._stops = StopMatcher(request.sampling.stop)
 
     @property
@@ -62,7 +72,7 @@ class RequestState:
 
     @property
     def wants_prompt_logits(self) -> bool:
-        return self.request.wants_prompt_logits
+        return self._take_prompt_logits is not None and self._num_taken_rows < self.num_prompt_tokens
 
     @property
     def output_ids(self) -> list[int]:
@@ -71,6 +81,17 @@ class RequestState:
     @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
+
+    def hand_on_prompt_logits(self, start: int, rows: NDArray[np.float32]) -> None:
+        """Give the taker what it has not had of `rows`, which are of positions start, start + 1, ...
+
+        A request that was preempted computes its prompt anew, to the same bits: each position is handed on once.
+        """
+        first = self._num_taken_rows
+        new = rows[first - start : self.num_prompt_tokens - start]
+        if self._take_prompt_logits is not None and len(new):
+            self._take_prompt_logits(first, new)
+            self._num_taken_rows += len(new)
 
     def append(self, token_id: int, now_s: float, model_stop_ids: frozenset[int]) -> str:
         """Take the next output token; returns text that can be shown now and sets `finish_reason` at the end."""
@@ -127,7 +148,6 @@ class RequestOutput:
     tpot_s: float | None
     e2e_s: float | None
     itl_s: tuple[float, ...] = field(default=(), repr=False)
-    prompt_logits: tuple[NDArray[np.float32], ...] = field(default=(), repr=False)
 
     @classmethod
     def of(cls, state: RequestState) -> RequestOutput:
@@ -144,5 +164,4 @@ class RequestOutput:
             tpot_s=(last - first) / (len(times) - 1) if first is not None and last is not None and times[1:] else None,
             e2e_s=None if last is None else last - state.arrival_s,
             itl_s=tuple(b - a for a, b in pairwise(times)),
-            prompt_logits=tuple(state.prompt_logits),
         )

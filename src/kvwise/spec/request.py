@@ -92,10 +92,9 @@ def _check_range(name: str, value: float, low: float, high: float, *, open_low: 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt to answer. `salt` separates prefix caches; `wants_prompt_logits` asks for every prompt row."""
+    """One prompt to answer. `salt` separates prefix caches."""
 
     request_id: str
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams = SamplingParams()
     salt: str = ""
-    wants_prompt_logits: bool = False
