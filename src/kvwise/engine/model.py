@@ -187,7 +187,7 @@ class OpenedModel:
             max_requests=settings.max_requests,
             max_context=context,
         )
-        return LoadOptions(num_blocks, limits, _threads(settings))
+        return LoadOptions(num_blocks, limits, usable_threads(settings))
 
     def encode(self, text: str) -> list[int]:
         """A prompt's ids, as it is. Raises DoesNotFit at once for one that is longer than the model can hold."""
@@ -236,7 +236,8 @@ class OpenedModel:
         self.close()
 
 
-def _threads(settings: Settings) -> int:
+def usable_threads(settings: Settings) -> int:
+    """As many as `settings` asks for, or as the machine gives us. Raises UsageError for more than can be of use."""
     budget = read_cpu_budget()
     if settings.threads is None:
         return budget.usable_threads
