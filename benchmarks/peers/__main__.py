@@ -25,6 +25,7 @@ from .cells import CELLS, WEIGHTS, Cell, Entrant, entrants
 from .environments import Environments
 from .facts import Facts, with_limits
 from .harness import Effort, Round, Seat, Series
+from .sources import MODELS, shape_of
 
 PEERS: Final = ("llama.cpp", "openvino", "vllm", "transformers")
 
@@ -41,7 +42,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--env", action="append", default=[], metavar="PEER=FOLDER", help="an environment that is there already"
     )
-    parser.add_argument("--models", default=",".join(models.MODELS))
+    parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--weights", default=",".join(WEIGHTS))
     parser.add_argument(
         "--only", default="", help='cells by name or its first words, separated by commas: "prefill,decode 128 b8"'
@@ -123,7 +124,7 @@ class _Field:
         print(f"{self.model}, {self.entrants[0].weights}", file=sys.stderr, flush=True)
         ours = next((e for e in self.entrants if e.ours), None)
         facts = Facts(self.files[ours.label]) if ours else None
-        vocab = models.shape_of(self.model).vocab
+        vocab = shape_of(self.model).vocab
         for alone in (True, False):
             group = [c for c in cells if c.kind in ("prefill", "decode") and (c.batch == 1) is alone]
             if group:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from .models import MODELS, SMOLLM2
+from .sources import MODELS, SMOLLM2
 
 Kind = Literal["prefill", "decode", "start", "memory"]
 Weights = Literal["8-bit", "4-bit", "bf16", "f16"]
