@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kvwise.errors import NotMeasured, UsageError
 from kvwise.hardware.devices import Device, Placement, devices, find_device, parse_placement
-from kvwise.units import GB, MiB
+from kvwise.units import GB, GiB, MiB
 
 DTYPES = {"f32", "bf16", "f16", "fp8", "int8", "fp4"}
 
@@ -35,7 +35,7 @@ def test_sixteen_bits_are_no_faster_than_eight(device: Device) -> None:
 def test_what_programs_may_fill_is_never_more_than_there_is(device: Device) -> None:
     assert device.memory_usable_bytes is not None
     assert device.memory_sheet_bytes is not None
-    most = device.memory_reported_bytes or device.memory_sheet_bytes
+    most = device.memory_reported_bytes or device.memory_sheet_bytes * GiB // GB  # memory is sold in GiB, called GB
     assert 0 < device.memory_usable_bytes <= most
 
 
@@ -44,6 +44,14 @@ def test_the_rule_for_devices_without_a_drivers_figure_is_on_the_safe_side() -> 
     known = [d for d in devices() if d.memory_reported_bytes and d.memory_sheet_bytes]
     assert len(known) > 10
     assert all(d.memory_sheet_bytes <= d.memory_reported_bytes for d in known)  # type: ignore[operator]
+
+
+def test_what_cuda_leaves_of_a_drivers_figure_is_at_least_the_share_that_the_rule_takes() -> None:
+    known = [d for d in devices() if d.memory_rule.startswith("total memory as CUDA") and d.memory_reported_bytes]
+    shares = [d.memory_usable_bytes / d.memory_reported_bytes for d in known]  # type: ignore[operator]
+    assert len(shares) > 5
+    assert all(d.memory_rule.startswith("0.977") for d in devices() if "of what the driver reports" in d.memory_rule)
+    assert 0.977 <= min(shares) < 0.979
 
 
 def test_names_and_aliases_mean_one_device_each() -> None:
