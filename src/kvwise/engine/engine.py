@@ -11,22 +11,22 @@ A token that was just drawn has no K and V yet: the next step computes it. So a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from kvwise.engine.admission import Room, check_fits, check_prompt_ids, check_some_may_be_drawn
 from kvwise.engine.batch import Chunk, build_batch
 from kvwise.engine.executor import Executor
+from kvwise.engine.queue import RequestQueue
 from kvwise.engine.report import StepPart, StepReport
 from kvwise.engine.sampler import sample
 from kvwise.engine.state import MakeDecoder, RequestOutput, RequestState, TakePromptLogits
 from kvwise.errors import UsageError
 from kvwise.kvcache import KVCache, Reservation, check_integrity
-from kvwise.scheduler.fcfs import plan_step
-from kvwise.scheduler.step_plan import ScheduledRequest, StepPlan, check_limits
+from kvwise.scheduler.step_plan import ScheduledRequest, StepPlan
 from kvwise.spec.kv import KVCacheSpec
 from kvwise.spec.request import Request
-from kvwise.spec.shape import StepLimits, StepShape
+from kvwise.spec.shape import StepLimits
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,8 +57,8 @@ class Engine:
         Without `keep_kv` every token's step computes all positions anew, which shows what the cache is worth.
         `check_every_step` proves the cache's invariants after each step.
         """
-        check_limits(limits)
         self.cache = KVCache(num_blocks, kv.block_tokens)
+        self._queue: RequestQueue[RequestState] = RequestQueue(self.cache, limits)
         self.limits = limits
         self.outputs: dict[str, RequestOutput] = {}
         self._executor, self._vocab = executor, vocab
@@ -66,15 +66,13 @@ class Engine:
         self._room = Room(capacity, kv.bytes_per_token, max_positions)
         self._stop_ids, self._make_decoder = stop_ids, make_decoder
         self._prefix_cache, self._keep_kv, self._check_every_step = prefix_cache, keep_kv, check_every_step
-        self._waiting: list[RequestState] = []
-        self._running: dict[str, RequestState] = {}
-        self._ids_in_use: set[str] = set()  # of both
+        self._ids_in_use: set[str] = set()
         self._num_added = 0
         self._num_steps = 0
 
     @property
     def has_work(self) -> bool:
-        return bool(self._waiting or self._running)
+        return self._queue.has_work
 
     def add_request(self, request: Request, take_prompt_logits: TakePromptLogits | None = None) -> None:
         """Queue a request. Raises UsageError for one that is malformed, DoesNotFit for one that never can fit.
@@ -93,7 +91,7 @@ class Engine:
         if not self._prefix_cache:
             state.salt = f"{state.salt}\0{self._num_added}"
         self._num_added += 1
-        self._waiting.append(state)
+        self._queue.add(state)
         self._ids_in_use.add(request.request_id)
 
     def check_request(self, request: Request) -> None:
@@ -108,14 +106,11 @@ class Engine:
 
     def abort(self, request_id: str) -> RequestOutput:
         """End a request now and give up its blocks. Raises UsageError for one that is not here."""
-        state = self._running.pop(request_id, None)
-        if state is not None:
-            self.cache.release(request_id)
-        else:
-            state = next((s for s in self._waiting if s.request_id == request_id), None)
-            if state is None:
-                raise UsageError(f"request {request_id!r} is not running")
-            self._waiting.remove(state)
+        queue = self._queue
+        state = queue.running.get(request_id) or next((s for s in queue.waiting if s.request_id == request_id), None)
+        if state is None:
+            raise UsageError(f"request {request_id!r} is not running")
+        queue.end(state)
         state.finish_reason = "abort"
         return self._finish(state)
 
@@ -133,10 +128,8 @@ class Engine:
         """Compute one step. Raises UsageError when there is nothing to do, BackendError when computing failed."""
         if not self.has_work:
             raise UsageError("the engine has no request to serve", action="add one first")
-        plan = plan_step(self._running.values(), self._waiting, self.cache, self.limits)
-        self._preempt(plan)
-        self._admit(plan)
-        reservations = self._reserve(plan)
+        step = self._queue.open_step()
+        plan, reservations = step
         chunks = [
             Chunk(r.request_id, r.start, r.token_ids, s.num_logits_rows)
             for r, s in zip(reservations, plan.scheduled, strict=True)
@@ -147,8 +140,7 @@ class Engine:
             now_s = self._executor.now_s()
             drawn = self._draw(plan, reservations, logits)
         except BaseException:
-            for reservation in reservations:
-                self.cache.abandon(reservation)
+            self._queue.abandon(step)
             raise
         try:
             parts = self._commit(plan, reservations, logits, drawn, now_s)
@@ -158,58 +150,18 @@ class Engine:
         if self._check_every_step:
             check_integrity(self.cache)
         self._num_steps += 1
-        shape = StepShape(
-            tuple(len(r.token_ids) for r in reservations), tuple(r.stop for r in reservations), len(logits)
-        )
-        return StepReport(self._num_steps - 1, shape, parts, plan.preempted, now_s - start_s)
+        return StepReport(self._num_steps - 1, step.shape, parts, plan.preempted, now_s - start_s)
 
     # The pieces of a step
 
-    def _preempt(self, plan: StepPlan) -> None:
-        for request_id in plan.preempted:
-            self._wait_again(self._running[request_id])
-
-    def _wait_again(self, state: RequestState) -> None:
-        """Give up a running request's blocks; it will be computed anew, in order of arrival."""
-        del self._running[state.request_id]
-        self.cache.release(state.request_id)
-        state.num_computed_tokens = 0
-        self._waiting.append(state)
-        self._waiting.sort(key=lambda state: state.arrival_order)
-
-    def _admit(self, plan: StepPlan) -> None:
-        waiting = {state.request_id: state for state in self._waiting}
-        for entry in plan.scheduled:
-            if entry.prefix is None:
-                continue
-            state = waiting.pop(entry.request_id)
-            self.cache.admit(entry.request_id, entry.prefix)
-            state.num_computed_tokens = entry.prefix.num_cached_tokens
-            if not state.num_output_tokens:
-                state.num_cached_tokens = entry.prefix.num_cached_tokens
-            self._running[entry.request_id] = state
-        self._waiting = list(waiting.values())
-
-    def _reserve(self, plan: StepPlan) -> list[Reservation]:
-        reservations: list[Reservation] = []
-        try:
-            for entry in plan.scheduled:
-                state = self._running[entry.request_id]
-                start = state.num_computed_tokens
-                token_ids = state.token_ids[start : start + entry.num_scheduled_tokens]
-                reservations.append(self.cache.reserve(entry.request_id, token_ids))
-        except BaseException:
-            for reservation in reservations:
-                self.cache.abandon(reservation)
-            raise
-        return reservations
-
-    def _draw(self, plan: StepPlan, reservations: list[Reservation], logits: NDArray[np.float32]) -> list[int | None]:
+    def _draw(
+        self, plan: StepPlan, reservations: Sequence[Reservation], logits: NDArray[np.float32]
+    ) -> list[int | None]:
         """A token for each request whose known tokens are all computed, else None. Changes nothing."""
         drawn: list[int | None] = []
         end = 0
         for entry, reservation in zip(plan.scheduled, reservations, strict=True):
-            state = self._running[entry.request_id]
+            state = self._queue.running[entry.request_id]
             end += entry.num_logits_rows
             if reservation.stop < len(state.token_ids):
                 drawn.append(None)
@@ -222,7 +174,7 @@ class Engine:
     def _commit(
         self,
         plan: StepPlan,
-        reservations: list[Reservation],
+        reservations: Sequence[Reservation],
         logits: NDArray[np.float32],
         drawn: list[int | None],
         now_s: float,
@@ -230,7 +182,7 @@ class Engine:
         parts: list[StepPart] = []
         row = 0
         for entry, reservation, token_id in zip(plan.scheduled, reservations, drawn, strict=True):
-            state = self._running[entry.request_id]
+            state = self._queue.running[entry.request_id]
             self.cache.commit(reservation)
             state.num_computed_tokens = reservation.stop
             rows = logits[row : row + entry.num_logits_rows]
@@ -240,19 +192,19 @@ class Engine:
                 self._end(state)
             elif not self._keep_kv and parts[-1].token_id is not None:
                 state.salt += "\0"  # no later step finds what this one computed
-                self._wait_again(state)
+                self._queue.wait_again(state)
         return tuple(parts)
 
-    def _compute_anew(self, reservations: list[Reservation]) -> None:
+    def _compute_anew(self, reservations: Sequence[Reservation]) -> None:
         """After a commit that was interrupted half-way: the step's requests keep their tokens and wait again."""
         for reservation in reservations:
-            state = self._running.get(reservation.request_id)
+            state = self._queue.running.get(reservation.request_id)
             if state is None:
                 continue
             if self.cache.requests[state.request_id].reservation is reservation:
                 self.cache.abandon(reservation)
             if state.finish_reason is None:
-                self._wait_again(state)
+                self._queue.wait_again(state)
             else:
                 self._end(state)
 
@@ -281,8 +233,7 @@ class Engine:
         )
 
     def _end(self, state: RequestState) -> None:
-        del self._running[state.request_id]
-        self.cache.release(state.request_id)
+        self._queue.end(state)
         self._finish(state)
 
     def _finish(self, state: RequestState) -> RequestOutput:

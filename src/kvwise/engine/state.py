@@ -82,6 +82,15 @@ class RequestState:
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
 
+    def admit(self, num_cached_tokens: int) -> None:
+        """It runs from now on. The cached tokens of its first admission are what its user hears of."""
+        self.num_computed_tokens = num_cached_tokens
+        if not self.num_output_tokens:
+            self.num_cached_tokens = num_cached_tokens
+
+    def lose_blocks(self) -> None:
+        self.num_computed_tokens = 0
+
     def hand_on_prompt_logits(self, start: int, rows: NDArray[np.float32]) -> None:
         """Give the taker what it has not had of `rows`, which are of positions start, start + 1, ...
 
