@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import singledispatch
 
+from kvwise.program.collective import AllGather, AllReduce, Receive, Send, TakeShard
 from kvwise.program.ir import (
     Add,
     Attention,
@@ -48,6 +49,7 @@ from kvwise.program.special import (
 from kvwise.program.visible import Visible, visible_positions
 from kvwise.spec.kv import KVCacheSpec
 from kvwise.spec.shape import StepShape
+from kvwise.units import ceil_div
 
 _SOFTMAX_FLOPS = 5  # scale, maximum, subtract, exponential, sum: per cell and head
 
@@ -58,7 +60,8 @@ WeightBytes = Callable[[str], int]
 class OpCost:
     """FLOPs and bytes moved, as expected. kv_read_bytes are moved, not held; state_bytes: states read and written.
 
-    fewer_bytes, more_bytes: by how much the data can make moved_bytes less and more than expected.
+    fewer_bytes, more_bytes: by how much the data can make moved_bytes less and more than expected. link_bytes: what
+    this rank sends to others, which is not memory traffic and not part of moved_bytes.
     """
 
     flops: int = 0
@@ -69,6 +72,7 @@ class OpCost:
     state_bytes: int = 0
     fewer_bytes: int = 0
     more_bytes: int = 0
+    link_bytes: int = 0
 
     @property
     def moved_bytes(self) -> int:
@@ -84,6 +88,10 @@ class OpCost:
 
     def __add__(self, other: OpCost) -> OpCost:
         return OpCost(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def times(self, count: int) -> OpCost:
+        """Of `count` equal ops."""
+        return OpCost(*(getattr(self, f.name) * count for f in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +110,11 @@ def cost_of(program: Program, shape: StepShape, kv: KVCacheSpec, weight_bytes: W
     for _, cost in ops:
         total = total + cost
     return ProgramCost(ops, total)
+
+
+def op_cost(program: Program, op: Op, shape: StepShape, kv: KVCacheSpec, weight_bytes: WeightBytes) -> OpCost:
+    """One op of `program`, as in cost_of. Pure."""
+    return _op_cost(op, _Context(program, shape, kv, weight_bytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,11 +177,10 @@ def _(op: BorrowedAttention, c: _Context) -> OpCost:
 def _attention(c: _Context, op: Op, layer: int, num_q_heads: int, visible: Visible, *, writes: bool) -> OpCost:
     kept = c.kv.layers[layer]
     layer_bytes = c.kv.layer_bytes_per_token(layer)
-    pairs = list(zip(c.shape.queries, c.shape.contexts, strict=True))
-    cells = sum(visible.cells(q, n) for q, n in pairs)
+    cells, span = visible.totals(c.shape.queries, c.shape.contexts)
     return OpCost(
         flops=cells * num_q_heads * (2 * (kept.k_dim + kept.v_dim) + _SOFTMAX_FLOPS),
-        kv_read_bytes=sum(visible.span(q, n) for q, n in pairs) * layer_bytes,
+        kv_read_bytes=span * layer_bytes,
         kv_write_bytes=c.shape.num_tokens * layer_bytes if writes else 0,
         activation_bytes=c.activation_bytes(op),
     )
@@ -285,6 +297,26 @@ def _recurrent(op: Op, c: _Context, state: int, flops: int) -> OpCost:
     return cost + OpCost(state_bytes=2 * requests * c.kv.states[state].nbytes)
 
 
+@_op_cost.register
+def _(op: AllReduce, c: _Context) -> OpCost:
+    """Around a ring: each of n ranks sends 2 (n - 1) / n of the slot. Source: Patarasuk and Yuan, 2009, §3."""
+    slot_bytes = c.rows(op.x) * c.program.slots[op.x].row_bytes
+    sent = ceil_div(2 * (op.ranks - 1) * slot_bytes, op.ranks)
+    return c.cost(op, c.elements(op.x)) + OpCost(link_bytes=sent)
+
+
+@_op_cost.register
+def _(op: AllGather, c: _Context) -> OpCost:
+    """Around a ring: each rank sends n - 1 shards, its own first."""
+    shard_bytes = c.rows(op.x) * c.program.slots[op.x].row_bytes
+    return c.cost(op, 0) + OpCost(link_bytes=(op.ranks - 1) * shard_bytes)
+
+
+@_op_cost.register
+def _(op: Send, c: _Context) -> OpCost:
+    return c.cost(op, 0) + OpCost(link_bytes=c.rows(op.x) * c.program.slots[op.x].row_bytes)
+
+
 _FLOPS_PER_ELEMENT: dict[type[Op], int] = {
     RmsNorm: 4,  # square, sum, scale, weight
     Quantize: 3,  # magnitude, maximum, scale
@@ -298,6 +330,8 @@ _FLOPS_PER_ELEMENT: dict[type[Op], int] = {
     GroupRmsNorm: 4,
     Activate: 5,
     Gate: 5,  # an exponential counted as 3, a division, a multiply
+    TakeShard: 0,
+    Receive: 0,  # counted where it is sent
 }
 
 
