@@ -5,6 +5,7 @@ A step computes the last `queries` positions of a request of `context` tokens. C
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -57,3 +58,11 @@ class Visible:
         if self.chunk is not None:
             return chunk_span(queries, context, self.chunk) if queries else 0
         return visible_span(queries, context, self.window)
+
+    def totals(self, queries: Sequence[int], contexts: Sequence[int]) -> tuple[int, int]:
+        """(cells, positions read) of requests that compute queries[i] tokens, ending at contexts[i]."""
+        if self.chunk is None and max(queries, default=0) == min(queries, default=0) == 1:
+            seen = sum(contexts) if self.window is None else sum(min(n, self.window) for n in contexts)
+            return seen, seen
+        pairs = list(zip(queries, contexts, strict=True))
+        return sum(self.cells(q, n) for q, n in pairs), sum(self.span(q, n) for q, n in pairs)
