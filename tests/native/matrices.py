@@ -50,7 +50,7 @@ def set_scales(kind: str, raw: NDArray[np.uint8], values: Any) -> None:
 def q8_rows(codes: NDArray[np.int8], scales: NDArray[np.float32]) -> NDArray[np.uint8]:
     """Rows of quantized activations from codes [R, n] and scales [R, n / 32], in the layout of csrc/kernel_table.h."""
     rows = len(codes)
-    sums = codes.reshape(rows, -1, Q8_BLOCK).astype(np.int32).sum(axis=2, dtype=np.int32)
+    sums = codes.reshape(rows, -1, Q8_BLOCK // 2).sum(axis=2, dtype=np.int16)
     parts = (codes, scales.astype(np.float32), sums)
     return np.concatenate([np.ascontiguousarray(p).view(np.uint8).reshape(rows, -1) for p in parts], axis=1)
 

@@ -101,7 +101,7 @@ def quantized(x: Floats) -> NDArray[np.uint8]:
         ordinary = (scale > 0) & np.isfinite(scale)
         product = blocks * (np.float32(1) / scale)[:, None]
         q = np.where(ordinary[:, None], np.rint(product), 0).astype(np.int8)
-    parts = (q, scale.astype(np.float32), q.astype(np.int32).sum(axis=1, dtype=np.int32))
+    parts = (q, scale.astype(np.float32), q.reshape(-1, Q8_BLOCK // 2).sum(axis=1, dtype=np.int16))
     return np.concatenate([np.ravel(p).view(np.uint8) for p in parts])
 
 

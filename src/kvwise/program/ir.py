@@ -26,7 +26,7 @@ class Rows(Enum):
 
 
 class SlotType(Enum):
-    """f32; or q8: whole blocks of 32 int8 elements, then one float32 scale and one int32 sum per block."""
+    """f32; or q8: whole blocks of 32 int8 elements, then per block a float32 scale, then per half block an int16 sum."""
 
     F32 = "f32"
     Q8 = "q8"

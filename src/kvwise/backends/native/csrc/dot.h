@@ -161,4 +161,12 @@ KVW_INLINE void dot_nibbles(I32x16& acc, Bytes64 w, Quad x) { dot_biased(acc, w,
 
 #endif
 
+// The sums of `count` <= 16 blocks of a quantized activation (kernel_table.h), a word of two int16 in each lane. Any
+// bits pass through a float load unchanged.
+KVW_INLINE I32x16 load_half_sums(const int8_t* p, int count) {
+  return as_i32(load_n(reinterpret_cast<const float*>(p), count));
+}
+KVW_INLINE I32x16 first_half(I32x16 sums) { return shr<16>(shl<16>(sums)); }
+KVW_INLINE I32x16 second_half(I32x16 sums) { return shr<16>(sums); }
+
 }  // namespace kvw::KVW_ISA

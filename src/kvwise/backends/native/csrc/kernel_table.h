@@ -20,7 +20,8 @@ enum class KvType : int32_t { f32, f16, bf16 };
 enum class Activation : int32_t { silu, gelu_tanh, gelu_erf, relu };
 
 // One quantized activation row of `width` elements, nb = ceil(width / 32) blocks, 40 · nb bytes:
-//   int8  q[32 · nb] | float32 scale[nb] | int32 sum[nb]      sum[b] = Σ q of block b; q is 0 past the width
+//   int8  q[32 · nb] | float32 scale[nb] | int16 sum[nb][2]   sum[b][h] = Σ q of half h of block b; q is 0 past the
+//                                                             width. Weights whose scales cover 16 inputs want halves.
 static inline constexpr size_t q8_row_bytes(size_t width) { return 40 * ((width + kQ8Block - 1) / kQ8Block); }
 
 // A repacked matrix [outputs, inputs]; layout.h draws the layouts. `tiles` tiles of 16 output rows, the last one

@@ -95,8 +95,8 @@ static void quantized_tile(const MatmulArgs& args, int64_t tile, int64_t row) {
     const int count = blocks - first < kChunk ? static_cast<int>(blocks - first) : kChunk;
     for (int m = 0; m < M; ++m) {
       const F32x16 d = load_n(reinterpret_cast<const float*>(x[m] + inputs) + first, count);
-      // Sums are integers of at most 32 · 127, so they pass through a float load unchanged and convert exactly.
-      const I32x16 sums = as_i32(load_n(reinterpret_cast<const float*>(x[m] + inputs + 4 * blocks) + first, count));
+      const I32x16 halves = load_half_sums(x[m] + inputs + 4 * blocks + 4 * first, count);
+      const I32x16 sums = add(first_half(halves), second_half(halves));
       store(scale[m], d);
       if constexpr (Format::kBias != 0) store_i32(start[m], mul(sums, set1_i32(-Format::kBias)));
       if constexpr (Format::kHasMinimum) store(shift[m], mul(d, to_f32(sums)));

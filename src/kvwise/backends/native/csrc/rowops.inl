@@ -88,9 +88,9 @@ static void quantize(const float* x, uint8_t* q8_row, int64_t width) {
     }
     store_i8(q + 32 * b, q0);
     store_i8(q + 32 * b + 16, q1);
-    const int32_t total = sum(add(q0, q1));
+    const int16_t halves[2] = {static_cast<int16_t>(sum(q0)), static_cast<int16_t>(sum(q1))};  // |sum| <= 16 · 127
     std::memcpy(scales + 4 * b, &scale, sizeof scale);
-    std::memcpy(sums + 4 * b, &total, sizeof total);
+    std::memcpy(sums + 4 * b, halves, sizeof halves);
   }
 }
 
