@@ -9,7 +9,7 @@ K and V are split by heads; where there are fewer heads than ranks each rank hol
 times. A latent has one head for all and is whole on every rank. Experts are split inside: each rank has a part of
 every expert. The vocabulary is padded to a multiple of 64 and of n. What does not divide is refused: no rank may have
 more than another. A sum is taken once, where a whole slot is first needed, so that two partial sums that are added
-cost one.
+cost one. Of a partial sum with a bias the first rank adds it.
 Sources: Megatron-LM (arXiv 1909.08053) §3; vLLM's model_executor/layers: linear.py for replicated KV heads,
 vocab_parallel_embedding.py for the padding, mamba/mamba_utils.py for groups.
 """
