@@ -4,6 +4,7 @@
 # make build  the extension, beside its package
 # make bench  the machine's limits and kvwise's own cells
 # make bench-peers    the same beside llama.cpp, OpenVINO, vLLM and transformers, which it installs
+# make bench-quality  what each kind of weights and KV costs in perplexity, beside llama.cpp, which it installs
 # make selftest       every instruction set's kernels against the scalar ones, without Python
 # make cross-aarch64  the same for aarch64, cross-compiled and run under qemu-user
 # Overridable: PYTHON (3.11 or newer), CXX, PROMPT, TEST_ARGS, BENCH_WORK (a folder), BENCH_ARGS.
@@ -29,7 +30,7 @@ need = $(if $(shell command -v $(1)),,$(error kvwise needs $(1): install $(2) (D
 CMAKE := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cmake
 
 .DEFAULT_GOAL := run
-.PHONY: run test lint build bench bench-peers selftest cross-aarch64 clean FORCE
+.PHONY: run test lint build bench bench-peers bench-quality selftest cross-aarch64 clean FORCE
 
 run: $(RUN_READY) $(BUILT)
 	@$(BIN)/python -m kvwise.checkpoint.bundled --quiet
@@ -58,6 +59,10 @@ bench: $(DEV_READY) $(BUILT)
 bench-peers: $(DEV_READY) $(BUILT)
 	@$(BIN)/python -m kvwise.checkpoint.bundled --quiet
 	@$(BENCH) $(if $(BENCH_WORK),--work $(BENCH_WORK)) --peers all --install --figure docs/peers.svg $(BENCH_ARGS)
+
+bench-quality: $(DEV_READY) $(BUILT)
+	@$(BIN)/python -m kvwise.checkpoint.bundled --quiet
+	@PYTHONPATH=benchmarks $(BIN)/python -m quality $(if $(BENCH_WORK),--work $(BENCH_WORK)) --install $(BENCH_ARGS)
 
 selftest: $(RUN_READY)
 	@$(CMAKE) -S . -B build/selftest -G Ninja -DKVWISE_SELFTEST=ON --log-level=WARNING >/dev/null

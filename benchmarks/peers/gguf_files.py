@@ -61,13 +61,13 @@ def write_gguf(source: Source, path: Path, type_of: TypeOf, encode: Encode | Non
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     for name, tensor_type, size in tensors:
-        values = _in_gguf_order(name, source.values(name), shape)
+        values = in_gguf_order(name, source.values(name), shape)
         raw = encode(name, values, tensor_type) if encode else quantize(values, tensor_type)
         writer.write_tensor_data(raw.reshape(*size[:-1], -1))
     writer.close()
 
 
-def _in_gguf_order(name: str, values: Floats, shape: Shape) -> Floats:
+def in_gguf_order(name: str, values: Floats, shape: Shape) -> Floats:
     """llama's q and k rows interleave the halves of each rotary pair (llama.cpp, convert_hf_to_gguf.py)."""
     heads = {"attn.q": shape.heads, "attn.k": shape.kv_heads}.get(".".join(name.split(".")[2:4]))
     if shape.family != "llama" or heads is None:
