@@ -19,6 +19,7 @@ from kvwise.cli.chat import chat_command
 from kvwise.cli.models import models_command
 from kvwise.cli.plan import plan_command
 from kvwise.cli.run import run_command
+from kvwise.cli.study import study_command
 from kvwise.cli.trace import trace_command
 from kvwise.errors import KvwiseError
 
@@ -36,6 +37,7 @@ app.command("chat")(chat_command)
 app.command("plan")(plan_command)
 app.command("trace")(trace_command)
 app.command("models")(models_command)
+app.command("study")(study_command)
 
 
 def _print_version(value: bool) -> None:
