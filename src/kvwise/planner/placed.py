@@ -1,0 +1,218 @@
+"""A model on one or several devices: the bytes that each holds, and how much fits beside its weights.
+
+    weights      a rank's share of the stage's matrices, tables and vectors
+    kv_pool      `batch` requests of `context` tokens, in the stage's layers and the rank's heads
+    states       what each request holds once
+    arena        activations of a step of the policy's size
+    logits       in the last stage
+    context      the runtime; graphs: recorded steps; collectives: buffers of several devices
+
+Ranks of a stage are equal, so a device is a stage. A placement fits when its fullest device does. Reads no weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvwise.errors import DoesNotFit, UsageError
+from kvwise.hardware.devices import Placement
+from kvwise.ledger.rows import LedgerRow, sum_predicted
+from kvwise.planner.policy import Policy
+from kvwise.program.arena import plan_arena
+from kvwise.program.ir import Program
+from kvwise.program.shard import shard_program
+from kvwise.program.stages import split_stages, stage_layers
+from kvwise.spec.kv import KVCacheSpec
+from kvwise.spec.shape import StepLimits
+from kvwise.units import format_bytes, format_count
+
+WeightBytes = Callable[[Program, int], int]  # of a rank's program, and of which stage it is
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Each device of a stage: what it holds, of what there is. `kv`: the rank's heads of the stage's layers.
+
+    held_bytes: of one request of the context asked for; logits_row_bytes: of one more row.
+    """
+
+    program: Program
+    kv: KVCacheSpec
+    num_layers: int
+    rows: tuple[LedgerRow, ...]
+    batch: int
+    held_bytes: int
+    logits_row_bytes: int
+    budget_bytes: int
+    policy: Policy
+
+    @property
+    def total_bytes(self) -> int:
+        return sum_predicted(self.rows)
+
+    @property
+    def reserve_bytes(self) -> int:
+        return self.policy.reserve(self.total_bytes)
+
+    @property
+    def free_bytes(self) -> int:
+        """Left of the budget beside everything and the reserve; negative where it does not fit."""
+        return self.budget_bytes - self.total_bytes - self.reserve_bytes
+
+    @property
+    def fits(self) -> bool:
+        return self.free_bytes >= 0
+
+    @property
+    def max_requests(self) -> int:
+        """How many requests of this context have room at once, in steps of this size."""
+        each = self.held_bytes + self.logits_row_bytes
+        rest = self.total_bytes - self.batch * each
+        high = max(0, self.budget_bytes - rest) // max(1, each)
+        while high and rest + high * each + self.policy.reserve(rest + high * each) > self.budget_bytes:
+            over = rest + high * each + self.policy.reserve(rest + high * each) - self.budget_bytes
+            high = max(0, high - max(1, int(over / each / (1 + self.policy.reserve_fraction))))
+        return high
+
+    def row(self, name: str) -> int:
+        return sum(int(row.predicted or 0) for row in self.rows if row.name == name)
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "layers": self.num_layers,
+            "parameters": self.program.num_parameters,
+            "kv_bytes_per_token": self.kv.bytes_per_token,
+            "ledger": [row.to_json() for row in self.rows],
+            "total_bytes": self.total_bytes,
+            "reserve_bytes": self.reserve_bytes,
+            "budget_bytes": self.budget_bytes,
+            "free_bytes": self.free_bytes,
+            "fits": self.fits,
+            "max_requests": self.max_requests,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedPlan:
+    """A model on the devices of `placement`: one Stage for each of its stages, in order."""
+
+    placement: Placement
+    policy: Policy
+    stages: tuple[Stage, ...]
+
+    @property
+    def fullest(self) -> Stage:
+        """The one that decides whether it fits."""
+        return min(self.stages, key=lambda stage: stage.free_bytes)
+
+    @property
+    def fits(self) -> bool:
+        return self.fullest.fits
+
+    @property
+    def max_requests(self) -> int:
+        """How many requests of the context asked for have room at once."""
+        return min(stage.max_requests for stage in self.stages)
+
+    def check_fits(self) -> None:
+        """Raise DoesNotFit with the fullest device's arithmetic unless it fits."""
+        stage = self.fullest
+        if stage.fits:
+            return
+        rows = " + ".join(f"{row.label} {row.format_value(row.predicted)}" for row in stage.rows)
+        raise DoesNotFit(
+            f"each of {self.placement.num_devices} x {self.placement.device.name} needs "
+            f"{format_bytes(stage.total_bytes + stage.reserve_bytes)}: {rows} + "
+            f"{format_bytes(stage.reserve_bytes)} in reserve",
+            expected=f"at most {format_bytes(stage.budget_bytes)}",
+        )
+
+    def to_json(self) -> dict[str, object]:
+        placement, device = self.placement, self.placement.device
+        return {
+            "device": device.name,
+            "tensor_parallel": placement.tensor_parallel,
+            "pipeline_parallel": placement.pipeline_parallel,
+            "policy": self.policy.name,
+            "memory_rule": device.memory_rule,
+            "fits": self.fits,
+            "max_requests": self.max_requests,
+            "stages": [stage.to_json() for stage in self.stages],
+        }
+
+
+def place_program(program: Program, placement: Placement) -> tuple[Program, ...]:
+    """The programs of the placement's stages, each as one of its equal ranks runs it. Raises UsageError."""
+    return split_stages(shard_program(program, placement.tensor_parallel), placement.pipeline_parallel)
+
+
+def plan_placed(
+    program: Program,
+    weight_bytes: WeightBytes,
+    kv: KVCacheSpec,
+    placement: Placement,
+    policy: Policy,
+    *,
+    context: int,
+    batch: int,
+    memory_limit: int | None = None,
+) -> PlacedPlan:
+    """The plan for `batch` requests of `context` tokens. `kv` is the whole model's. Pure.
+
+    memory_limit: of each device, instead of more. Raises UsageError for what can't be split so, and for a device whose
+    memory is not known without a limit.
+    """
+    budget = _budget_bytes(placement, policy, memory_limit)
+    parts = place_program(program, placement)
+    num_layers = 1 + max((int(op.out.split(".")[1]) for op in program.ops if op.out.startswith("layers.")), default=-1)
+    spread = stage_layers(num_layers, placement.pipeline_parallel)
+    stages = []
+    for index, (part, layers) in enumerate(zip(parts, spread, strict=True)):
+        its_kv = KVCacheSpec(part.kv_layers, kv.kv_type, policy.block_tokens, part.states)
+        weights = weight_bytes(part, index)
+        stages.append(_stage(part, its_kv, layers, weights, budget, placement, policy, context, batch))
+    return PlacedPlan(placement, policy, tuple(stages))
+
+
+def _stage(
+    part: Program,
+    kv: KVCacheSpec,
+    num_layers: int,
+    weights: int,
+    budget: int,
+    placement: Placement,
+    policy: Policy,
+    context: int,
+    batch: int,
+) -> Stage:
+    step_tokens = max(min(policy.step_tokens, context * batch), batch)
+    logits_rows = policy.logits_rows or batch
+    arena = plan_arena(part, StepLimits(step_tokens, logits_rows, batch, context))
+    held = policy.held_bytes(kv, context)
+    states = kv.state_bytes_per_request
+    logits_row = 0 if policy.logits_rows else part.slots[part.output].width * policy.logits_bytes
+    parts = (
+        ("weights", weights, "formula: shares of the tensor list"),
+        ("kv_pool", batch * (held - states), f"formula: {format_count(batch)} x {format_count(context)} tokens"),
+        ("states", batch * states, f"formula: {format_count(batch)} requests"),
+        ("arena", arena.total_bytes // 4 * policy.activation_bytes, f"formula: lifetimes x {step_tokens} tokens"),
+        ("logits", arena.logits_bytes // 4 * policy.logits_bytes, f"formula: {logits_rows} rows"),
+        ("runtime", policy.runtime_bytes if placement.device.kind == "gpu" else 0, f"policy {policy.name}"),
+        ("graphs", policy.graph_bytes, f"policy {policy.name}"),
+        ("collectives", policy.collective_bytes if placement.num_devices > 1 else 0, f"policy {policy.name}"),
+    )
+    rows = tuple(LedgerRow(name, nbytes, None, "B", source) for name, nbytes, source in parts if nbytes)
+    return Stage(part, kv, num_layers, rows, batch, held, logits_row, budget, policy)
+
+
+def _budget_bytes(placement: Placement, policy: Policy, memory_limit: int | None) -> int:
+    device = placement.device
+    if device.memory_usable_bytes is None:
+        if memory_limit is None:
+            raise UsageError(
+                f"the memory of {device.name} is {device.memory_rule}", expected="a limit: --memory 256GiB"
+            )
+        return memory_limit
+    usable = int(device.memory_usable_bytes * policy.memory_fraction)
+    return usable if memory_limit is None else min(usable, memory_limit)
