@@ -1,0 +1,66 @@
+"""What pricing a step gives, whatever the machine: seconds by class of kernel, which limit each class is bound by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvwise.backends.price.kernels import KernelKind
+from kvwise.program.cost import OpCost
+from kvwise.spec.shape import StepShape
+
+
+@dataclass(frozen=True, slots=True)
+class PartPrice:
+    """All kernels of one class in a step. `count` of them; `seconds` in all.
+
+    memory_s, arithmetic_s: what moving bytes and computing would take alone; fixed_s: starting kernels, waiting for
+    messages. Where moving and computing overlap, their sum is more than `seconds`.
+    """
+
+    kind: KernelKind
+    count: int
+    cost: OpCost
+    memory_s: float
+    arithmetic_s: float
+    fixed_s: float
+    seconds: float
+
+    @property
+    def bound(self) -> str:
+        """Which limit takes longest: 'memory', 'arithmetic' or 'fixed'."""
+        limits = {"memory": self.memory_s, "arithmetic": self.arithmetic_s, "fixed": self.fixed_s}
+        return max(limits, key=limits.__getitem__)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPrice:
+    """`predicted_seconds` is the sum of the parts' seconds and overhead_s, the time that no kernel runs."""
+
+    parts: tuple[PartPrice, ...]
+    overhead_s: float
+    predicted_seconds: float
+    cost: OpCost
+
+    def part(self, kind: KernelKind) -> PartPrice | None:
+        return next((part for part in self.parts if part.kind is kind), None)
+
+    @property
+    def bound(self) -> str:
+        """What most of the step is bound by: 'memory', 'arithmetic' or 'fixed'."""
+        seconds = {"memory": 0.0, "arithmetic": 0.0, "fixed": self.overhead_s}
+        for part in self.parts:
+            seconds[part.bound] += part.seconds
+        return max(seconds, key=seconds.__getitem__)
+
+
+class StepPricer(Protocol):
+    """Says what a step takes before it runs, on one machine."""
+
+    def price(self, shape: StepShape) -> StepPrice:
+        """Pure."""
+        ...
+
+    def seconds(self, shape: StepShape) -> float:
+        """`price(shape).predicted_seconds`, without its parts: for simulations, which ask millions of times."""
+        ...
