@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvwise.errors import UsageError
 from kvwise.studies.pages import STUDY
 from kvwise.studies.pages.by_engine import hold_by_engine
-from kvwise.studies.pages.measure import Sizes, measure, read_lengths
+from kvwise.studies.pages.measurement import Sizes, measure
 from kvwise.studies.pages.policies import (
     Use,
     by_maximum,
@@ -84,19 +83,11 @@ def test_a_tiny_run_says_that_blocks_hold_more(results: Results) -> None:
     assert all(row.predicted and row.measured for row in conclusion.rows)
 
 
-@pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "ContextTokens,GeneratedTokens\n5,x\n"])
-def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "trace.csv"
-    path.write_text(text)
-    with pytest.raises(UsageError, match="no trace of lengths"):
-        read_lengths(path)
-
-
-def test_a_trace_is_read_as_azure_writes_it_and_thinned_evenly(tmp_path: Path) -> None:
+def test_a_trace_is_thinned_evenly_and_the_fitted_lengths_stand_beside_it(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     rows = "".join(f"2023-11-16 18:15:46.6805900,{i % 900 + 2000},{i % 50 + 20}\n" for i in range(180))
     path.write_text("\ufeffTIMESTAMP,ContextTokens,GeneratedTokens\n" + rows, "utf-8")
-    assert read_lengths(path)[:2] == [(2000, 20), (2001, 21)]
     measured = measure(Ask(threads=1, trace=path), TINY)
     assert measured["requests"] == 60
     assert measured["mean_prompt_tokens"] == pytest.approx(2089.5, abs=2)  # of all 180, not of the first 60
+    assert [row.source for row in STUDY.conclude(measured).rows][-1].startswith("simulation of lengths fitted")

@@ -17,6 +17,7 @@ from kvwise.units import format_bytes
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.text import Text
 
 WEIGHTS: Final = "#0072b2"
 KV: Final = "#d55e00"
@@ -117,6 +118,14 @@ def label_end(axes: Axes, x: float, y: float, text: str, color: str, *, dx: floa
         ha="left" if dx >= 0 else "right",
         annotation_clip=False,
     )
+
+
+def with_halo(text: Text) -> Text:
+    """The same text with a white rim, so that it can be read across lines."""
+    from matplotlib.patheffects import withStroke
+
+    text.set_path_effects([withStroke(linewidth=2.5, foreground="white")])
+    return text
 
 
 def grid(axes: Axes, which: str = "both") -> None:

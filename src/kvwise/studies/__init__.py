@@ -4,5 +4,5 @@
     folder.py     what a run writes      machine.py   where it was measured
 
 A study's folder holds what a run of it wrote: README.md, whose first line is the finding, figure.svg and .png, and
-results.json; and beside it what makes them: measure.py, figure.py and about.md.
+results.json; and beside it what makes them: measurement.py, conclusion.py, figure.py and about.md.
 """

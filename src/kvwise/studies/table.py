@@ -13,6 +13,7 @@ from kvwise.studies.study import Study
 STUDIES: Final[Table[Study]] = Table(
     "study",
     {
+        "what-fills-memory": "kvwise.studies.what_fills_memory:STUDY",
         "pages": "kvwise.studies.pages:STUDY",
     },
     UsageError,

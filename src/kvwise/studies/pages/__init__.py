@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvwise.studies.pages.conclusion import conclude
 from kvwise.studies.pages.figure import draw
-from kvwise.studies.pages.measure import measure
+from kvwise.studies.pages.measurement import measure
 from kvwise.studies.study import Study
 
 STUDY = Study(

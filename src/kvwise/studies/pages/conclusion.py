@@ -31,6 +31,9 @@ def conclude(results: Results) -> Conclusion:
             "formula: (block - 1) / 2 / the engine's cache",
         )
     )  # fmt: skip
+    if results["fitted"] is not None:
+        by = "simulation of lengths fitted to Azure's / simulation of the trace"
+        rows.append(LedgerRow(f"requests held: {_named(own)}", results["fitted"], own["requests"], "1", by))
     return Conclusion(finding, tuple(rows), tuple(_points(results, policies)))
 
 

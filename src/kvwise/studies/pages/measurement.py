@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from kvwise.errors import UsageError
 from kvwise.planner.simulation.lengths import AZURE_CONVERSATIONS
+from kvwise.planner.simulation.traces import read_trace
 from kvwise.spec.kv import BLOCK_TOKENS, KV_TYPES, KVCacheSpec, LayerKV
 from kvwise.studies.pages.by_engine import bookkeeping_s, hold_by_engine
 from kvwise.studies.pages.policies import (
@@ -23,8 +23,6 @@ from kvwise.studies.pages.policies import (
     kept_tokens,
 )
 from kvwise.studies.study import Ask, Results
-
-_COLUMNS = ("ContextTokens", "GeneratedTokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +65,7 @@ def measure(ask: Ask, sizes: Sizes = Sizes()) -> Results:
         "mean_output_tokens": sum(o for _, o in lengths) / len(lengths),
         "pool_bytes": sizes.pool_tokens * kv.bytes_per_token,
         "policies": rows,
+        "fitted": _fitted(ask.trace, sizes),
         "engine": _row(
             "engine", f"{BLOCK_TOKENS}", BLOCK_TOKENS, _predicted_requests(few, sizes.pool_tokens), by_engine
         ),
@@ -90,30 +89,25 @@ def _predicted_requests(lengths: Lengths, pool_tokens: int, block_tokens: int = 
     return pool_tokens / (tokens + (block_tokens - 1) / 2 + block_tokens)
 
 
+def _fitted(trace: Path | None, sizes: Sizes) -> float | None:
+    """Beside a trace: requests held with lengths drawn from the distribution that stands for one."""
+    if trace is None:
+        return None
+    return hold_in_blocks(AZURE_CONVERSATIONS.sample(sizes.requests), sizes.pool_tokens, BLOCK_TOKENS).requests
+
+
 def _lengths(trace: Path | None, sizes: Sizes) -> tuple[Lengths, str]:
     if trace is None:
         lengths: Lengths = AZURE_CONVERSATIONS.sample(sizes.requests)
         source = AZURE_CONVERSATIONS.source
     else:
-        everyone = read_lengths(trace)
-        lengths, source = everyone[:: max(1, len(everyone) // sizes.requests)][: sizes.requests], f"trace {trace.name}"
+        load = read_trace(trace)
+        every = max(1, len(load.sizes) // sizes.requests)
+        lengths = [(size.prompt_tokens, size.output_tokens) for size in load.sizes[::every][: sizes.requests]]
+        source = load.source
     too_long = next((pair for pair in lengths if kept_tokens(*pair) > sizes.longest), None)
     if too_long is not None:
         raise UsageError(
             f"{source} has a request of {too_long[0]} + {too_long[1]} tokens", expected=f"at most {sizes.longest}"
         )
     return lengths, source
-
-
-def read_lengths(path: Path) -> list[tuple[int, int]]:
-    """(prompt, output) of each line of a CSV with Azure's two columns of token counts. Raises UsageError."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            pairs = [(int(row[_COLUMNS[0]]), int(row[_COLUMNS[1]])) for row in csv.DictReader(file)]
-    except (OSError, ValueError, KeyError, TypeError, csv.Error):
-        pairs = []
-    if not pairs or any(prompt < 1 or output < 1 for prompt, output in pairs):
-        raise UsageError(
-            f"{path} is no trace of lengths", expected=f"a CSV with the columns {' and '.join(_COLUMNS)}, 1 or more"
-        )
-    return pairs
