@@ -17,7 +17,7 @@ import os
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -197,7 +197,7 @@ def check(points: Iterable[Point]) -> list[Checked]:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Shares, of TPOT but for the last. bias: the median signed error; ratios: measured / predicted, deciles 1 and 9."""
+    """Shares, of TPOT but for the last. bias: median signed error; ratios: measured / predicted, deciles 1 and 9."""
 
     name: str
     points: int
@@ -223,7 +223,7 @@ def summarize(name: str, checked: Sequence[Checked]) -> Summary:
     )
 
 
-TARGETS: Final = {
+TARGETS: Final[Mapping[str, Callable[[Point], bool]]] = {
     "dense, one device, not FP4": lambda p: p.is_dense and p.devices == 1 and p.precision != "fp4",
     "dense, 2 to 8 devices": lambda p: p.is_dense and p.devices > 1,
     "mixtures of experts": lambda p: not p.is_dense,

@@ -40,5 +40,7 @@ def datasheet_band(device_name: str, *, has_experts: bool) -> ErrorBand:
     if device_name.startswith(_VALIDATED_ON):
         return band
     low, high = _OTHER_DEVICE
-    widened = ((ratios[0] * low, ratios[1] * high) for ratios in (band.ttft, band.loaded_ttft, band.tpot))
-    return ErrorBand(*widened, f"{band.source}; widened for a device without any")
+    ttft, loaded_ttft, tpot = (
+        (ratios[0] * low, ratios[1] * high) for ratios in (band.ttft, band.loaded_ttft, band.tpot)
+    )
+    return ErrorBand(ttft, loaded_ttft, tpot, f"{band.source}; widened for a device without any")

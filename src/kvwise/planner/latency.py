@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Final
 
+from kvwise.backends.price.engines import ROOFLINE
 from kvwise.backends.price.kernels import KernelKind
+from kvwise.backends.price.roofline import RooflinePricer
 from kvwise.backends.price.step import StepPrice, StepPricer
-from kvwise.planner.error_band import ErrorBand
+from kvwise.planner.error_band import EXACT, ErrorBand, datasheet_band
 from kvwise.planner.steady_state import Workload, steady_state
 from kvwise.spec.shape import StepShape
 
@@ -198,3 +200,25 @@ def _response(ttft: Estimate, tpot: Estimate | None, intervals: int) -> Estimate
         return ttft
     ends = (getattr(ttft, end) + intervals * getattr(tpot, end) for end in ("value", "low", "high"))
     return Estimate(*ends)
+
+
+def placed_latency(pricer: RooflinePricer, work: Workload, *, has_experts: bool, turning: bool = True) -> Latency:
+    """On devices that are known by their sheets, under the pricer's engine.
+
+    Stages of a pipeline each work on a part of the requests, so that a step is one of fewer requests.
+    """
+    placement, engine = pricer.placement, pricer.engine
+    device = placement.device
+    band = EXACT if engine is ROOFLINE else datasheet_band(device.name, has_experts=has_experts)
+    ridge = next((device.peaks[d] for d in ("bf16", "f16", "f32") if d in device.peaks), 0) / device.memory_bandwidth()
+    return predict_latency(
+        pricer,
+        work,
+        machine=str(placement),
+        engine=engine.name,
+        step_tokens=engine.max_step_tokens,
+        band=band,
+        mixes_prefill=engine.mixes_prefill,
+        ridge=ridge or None,
+        turning=turning,
+    )

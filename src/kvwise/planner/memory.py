@@ -16,13 +16,17 @@ from pathlib import Path
 from typing import Final
 
 from kvwise.backends import BACKENDS
+from kvwise.backends.price.engines import DEFAULT_ENGINE, ENGINES
 from kvwise.backends.protocol import Backend, LoadOptions
 from kvwise.backends.runnable import runs
 from kvwise.errors import BackendError, ModelNotFound
+from kvwise.hardware.devices import Placement, parse_placement
 from kvwise.ledger.host import HostMemory, read_cpu_budget, read_host_memory
 from kvwise.ledger.memory import MemoryPlan, plan_memory
 from kvwise.models import build_program
+from kvwise.planner.latency import Latency, placed_latency
 from kvwise.planner.plan import Alternative, Plan
+from kvwise.planner.pricing import roofline_pricer
 from kvwise.planner.shape import DEFAULT_CONTEXT, plan_shape
 from kvwise.planner.sizes import (
     StoredSizes,
@@ -32,9 +36,10 @@ from kvwise.planner.sizes import (
     uniform_types,
     weight_type,
 )
+from kvwise.planner.steady_state import Workload
 from kvwise.planner.stored import StoredCount, count_stored
-from kvwise.planner.tables import alternative, check_memory_limit, check_tokens, kv_table
-from kvwise.program.ir import Program
+from kvwise.planner.tables import alternative, check_memory_limit, check_tokens, kv_table, split_context
+from kvwise.program.ir import Program, Role
 from kvwise.spec.check import check_spec
 from kvwise.spec.dtypes import TensorType
 from kvwise.spec.hf_config import spec_from_config
@@ -57,14 +62,18 @@ def plan(
     memory_limit: int | None = None,
     host: HostMemory | None = None,
     backend: str = "native",
+    on: str | Placement | None = None,
+    engine: str = DEFAULT_ENGINE,
+    output_tokens: int | None = None,
 ) -> Plan:
-    """The memory that `model` takes; reads headers and configs, no weights.
+    """The memory that `model` takes, and how long it takes on devices; reads headers and configs, no weights.
 
     model: a GGUF or safetensors file, a folder, a config.json, a name that resolves to one of these, a parsed config
     or a ModelSpec. Quantized safetensors are counted as stored, on the hub too, by their headers. context: tokens of
     each of `batch` requests; default: the engine's. weights: plan for this type instead of the stored one.
     memory_limit: bytes to compare with instead of all that `host` (default: this machine) has available.
-    Raises UsageError, ModelNotFound, CheckpointError, SpecError or UnknownArchitecture.
+    on: devices such as "h100:4" on which `engine` (one of ENGINES) serves it; of each context the last `output_tokens`
+    are put out (default: 256). Raises UsageError, ModelNotFound, CheckpointError, SpecError or UnknownArchitecture.
     """
     described = _describe(model)
     stored = described.stored if weights is None else None
@@ -80,6 +89,11 @@ def plan(
     host = host or read_host_memory()
     options = _options(kv, context, batch)
     counted = None if stored is None else stored.weight_bytes
+    latency = None
+    if on is not None:
+        placement = parse_placement(on) if isinstance(on, str) else on
+        work = Workload(*split_context(context, output_tokens), batch)
+        latency = _latency(program, types, kv, placement, engine, work)
     memory = _memory_plan(program, types, kv, options, backend, host, memory_limit, counted)
     return Plan(
         model=described.name,
@@ -101,7 +115,21 @@ def plan(
         active_parameters=program.num_active_parameters,
         embedding_parameters=program.num_embedding_parameters,
         stored=stored,
+        latency=latency,
     )
+
+
+def _latency(
+    program: Program,
+    types: Mapping[str, TensorType],
+    kv: KVCacheSpec,
+    placement: Placement,
+    engine: str,
+    work: Workload,
+) -> Latency:
+    pricer = roofline_pricer(program, types, stored_bytes(program, types), kv, placement, ENGINES[engine])
+    has_experts = any(weight.role is Role.EXPERTS for weight in program.weights.values())
+    return placed_latency(pricer, work, has_experts=has_experts)
 
 
 @dataclass(frozen=True, slots=True)

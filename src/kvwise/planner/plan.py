@@ -9,6 +9,7 @@ from kvwise.errors import DoesNotFit
 from kvwise.ledger.host import HostMemory
 from kvwise.ledger.memory import MemoryPlan, check_fits
 from kvwise.ledger.rows import LedgerRow, largest_residual_bytes
+from kvwise.planner.latency import Latency
 from kvwise.planner.sizes import PLAIN_BITS, plain_weight_bytes
 from kvwise.planner.stored import StoredCount
 from kvwise.spec.kv import KVCacheSpec
@@ -48,7 +49,8 @@ class Plan:
 
     active_parameters: all but those of experts that a token is not sent to; None where that is not known.
     stored: what the files hold, part by part, where no engine here loads them.
-    weight_bytes: as stored, or in the type asked for. kv_bytes: context x batch, exact tokens.
+    weight_bytes: as stored, or in the type asked for. kv_bytes: context x batch, exact tokens. latency: None where
+    nothing is known of the machine's speed.
     """
 
     model: str
@@ -70,6 +72,7 @@ class Plan:
     active_parameters: int | None = None
     embedding_parameters: int | None = None
     stored: StoredCount | None = None
+    latency: Latency | None = None
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -197,6 +200,7 @@ class Plan:
             },
             "arena_bytes": self.arena_bytes,
             "logits_bytes": self.logits_bytes,
+            "latency": None if self.latency is None else self.latency.to_json(),
             "ledger": [row.to_json() for row in self.rows],
             "total_bytes": self.total_bytes,
             "available_bytes": self.budget_bytes,

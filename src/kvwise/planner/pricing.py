@@ -8,9 +8,8 @@ from kvwise.backends.price.efficiency import EXPECTED, IDEAL, Efficiency
 from kvwise.backends.price.engines import ROOFLINE, EngineTiming
 from kvwise.backends.price.roofline import RooflinePricer, Stage
 from kvwise.hardware.devices import Placement
+from kvwise.planner.placed import place_program
 from kvwise.program.ir import Program
-from kvwise.program.shard import shard_program
-from kvwise.program.stages import split_stages
 from kvwise.spec.dtypes import TensorType
 from kvwise.spec.kv import KVCacheSpec
 
@@ -32,9 +31,8 @@ def roofline_pricer(
     the peaks themselves without one. compute: the type of all products, where it is not the one that goes with the
     weights' types. Raises UsageError where the program can't be cut so.
     """
-    stages = split_stages(shard_program(program, placement.tensor_parallel), placement.pipeline_parallel)
     parts = []
-    for stage in stages:
+    for stage in place_program(program, placement):
         held = {
             name: -(-weight_bytes[name] * weight.num_elements // program.weights[name].num_elements)
             for name, weight in stage.weights.items()

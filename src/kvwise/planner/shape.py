@@ -5,11 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from kvwise.backends.price.engines import DEFAULT_ENGINE, ENGINES
 from kvwise.errors import UsageError
+from kvwise.hardware.devices import Placement, parse_placement
 from kvwise.ledger.host import HostMemory, read_host_memory
+from kvwise.planner.latency import Latency, placed_latency
 from kvwise.planner.plan import Alternative, Plan
+from kvwise.planner.shape_program import shape_pricer
 from kvwise.planner.sizes import weight_type
-from kvwise.planner.tables import alternative, check_memory_limit, check_range, check_tokens, kv_table
+from kvwise.planner.steady_state import Workload
+from kvwise.planner.tables import alternative, check_memory_limit, check_range, check_tokens, kv_table, split_context
 from kvwise.spec.dtypes import TensorType
 from kvwise.spec.kv import KV_TYPES, KVCacheSpec, LayerKV
 from kvwise.spec.model import MAX_LAYERS, MAX_WIDTH
@@ -34,11 +39,15 @@ def plan_shape(
     weights: str = "bf16",
     memory_limit: int | None = None,
     host: HostMemory | None = None,
+    on: str | Placement | None = None,
+    engine: str = DEFAULT_ENGINE,
+    output_tokens: int | None = None,
 ) -> Plan:
     """The memory of a shape alone: weights are params x bits; K and V are layers x KV heads x head_dim.
 
     kv_bytes_per_token says what K and V take instead, where a source says no more. Without `q_heads` there is no
-    telling what MHA would cost. Raises UsageError.
+    telling what MHA would cost. on, engine, output_tokens: as plan(); the last tokens of the context are put out.
+    Raises UsageError.
     """
     if not 1 <= params <= MAX_PARAMS:  # false for NaN
         raise UsageError(f"params is {params}", expected=f"1 to {MAX_PARAMS:g}")
@@ -59,12 +68,18 @@ def plan_shape(
     stored_as = weight_type(weights)
     parameters = round(params)
     blocks = -(-parameters // stored_as.block_elements)
+    weight_bytes = blocks * stored_as.block_bytes
+    latency = None
+    if on is not None:
+        placement = parse_placement(on) if isinstance(on, str) else on
+        work = Workload(*split_context(context, output_tokens), batch)
+        latency = _latency(parameters, weight_bytes, stored_as, kv, q_heads, placement, engine, work)
     return Plan(
         model=name,
         source="shape",
         family=None,
         parameters=parameters,
-        weight_bytes=blocks * stored_as.block_bytes,
+        weight_bytes=weight_bytes,
         weight_type=stored_as.name,
         kv=kv,
         context=context,
@@ -76,7 +91,22 @@ def plan_shape(
         memory=None,
         spec=None,
         notes=("a shape has no program: activations and logits are not in the total",),
+        latency=latency,
     )
+
+
+def _latency(
+    parameters: int,
+    weight_bytes: int,
+    weights: TensorType,
+    kv: KVCacheSpec,
+    q_heads: int | None,
+    placement: Placement,
+    engine: str,
+    work: Workload,
+) -> Latency:
+    pricer = shape_pricer(parameters, weight_bytes, weights, kv, q_heads, placement, ENGINES[engine])
+    return placed_latency(pricer, work, has_experts=False)
 
 
 def _kv(

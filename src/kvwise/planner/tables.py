@@ -13,6 +13,7 @@ from kvwise.spec.kv import KVCacheSpec
 TABLE_CONTEXTS: Final = (2048, 8192, 32768)
 TABLE_BATCHES: Final = (1, 8, 32)
 MAX_TOKENS: Final = 2**40
+DEFAULT_OUTPUT_TOKENS: Final = 256
 MAX_BYTES: Final = 2**100
 
 
@@ -33,6 +34,13 @@ def alternative(name: str, kv: KVCacheSpec, parameters: int | None, context: int
 
 def check_tokens(name: str, value: int) -> int:
     return check_range(name, value, MAX_TOKENS)
+
+
+def split_context(context: int, output_tokens: int | None) -> tuple[int, int]:
+    """(prompt tokens, output tokens) of a request of `context` tokens. Raises UsageError."""
+    output = min(DEFAULT_OUTPUT_TOKENS, max(1, context - 1)) if output_tokens is None else output_tokens
+    check_range("output_tokens", output, max(1, context - 1))
+    return max(1, context - output), output
 
 
 def check_memory_limit(value: int | None) -> int | None:

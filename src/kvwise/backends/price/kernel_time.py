@@ -129,7 +129,7 @@ class KernelClock:
     def _arithmetic(self, weight_type: str) -> str:
         if self.compute is not None:
             return self.compute
-        narrow = _NARROW.get(weight_type)
+        narrow = _NARROW.get(weight_type, "")
         return narrow if narrow in self.device.peaks else self._wide
 
 
