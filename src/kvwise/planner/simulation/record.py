@@ -23,6 +23,11 @@ class Served(NamedTuple):
     num_cached_tokens: int
     num_preemptions: int
 
+    @property
+    def tpot_s(self) -> float | None:
+        """(e2e - ttft) / (N - 1); None for a single token."""
+        return (self.end_s - self.first_token_s) / (self.output_tokens - 1) if self.output_tokens > 1 else None
+
 
 class Refusal(NamedTuple):
     number: int

@@ -1,0 +1,186 @@
+"""Service level objectives: what a request may take, whether a load keeps it, and the highest load that does.
+
+An SLO is kept when each of its latencies is within its limit for `percentile` % of the served requests: 99 unless
+asked otherwise, as MLPerf Inference holds servers to (its Server scenario bounds the 99th percentiles of TTFT and
+TPOT). Goodput, the rate of requests that keep all limits at once (Zhong et al., DistServe, OSDI 2024), is beside it.
+
+The search tries the same requests at different rates (load.py: common random numbers), first further and further
+apart, then by bisection. What it answers is the highest rate tried that keeps the SLO and below which every rate tried
+keeps it; the trials are its evidence.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from kvwise.errors import UsageError
+from kvwise.planner.simulation.record import Record
+from kvwise.planner.simulation.results import LATENCIES, percentile_of
+
+DEFAULT_PERCENTILE: Final = 99.0
+TOLERANCE: Final = 0.02  # of the rate found; a tenth of what 1,000 requests' luck makes of p99
+_MAX_DOUBLINGS: Final = 40
+_LIMIT: Final = re.compile(r"\s*([a-z0-9]+)\s*=\s*(\d{1,9}(?:\.\d{1,9})?)\s*(us|ms|s|m)\s*")
+_UNITS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """limits: seconds by "ttft", "tpot", "e2e", "queueing" or "itl"."""
+
+    limits: Mapping[str, float]
+    percentile: float = DEFAULT_PERCENTILE
+
+    @classmethod
+    def parse(cls, text: str, percentile: float = DEFAULT_PERCENTILE) -> Slo:
+        """From 'ttft=1s,tpot=50ms'. Raises UsageError."""
+        if not 0 < percentile <= 100:
+            raise UsageError(f"percentile is {percentile:g}", expected="above 0, at most 100")
+        limits: dict[str, float] = {}
+        for part in text.split(","):
+            match = _LIMIT.fullmatch(part.lower())
+            name = match[1] if match else ""
+            if match is None or name not in _NAMES or name in limits or not float(match[2]):
+                raise UsageError(
+                    f"the SLO {text!r} can't be read",
+                    expected=f"limits such as ttft=1s,tpot=50ms, each of {', '.join(_NAMES)} once at most",
+                )
+            limits[name] = float(match[2]) * _UNITS[match[3]]
+        return cls(limits, percentile)
+
+    def judge(self, record: Record) -> Verdict:
+        """How `record` keeps it. Raises UsageError when nothing was served."""
+        if not record.requests:
+            raise UsageError("no request of this load is served", action="raise the context or take shorter requests")
+        observed = {name: _observe(record, name, self.percentile) for name in self.limits}
+        kept = all(value is None or value <= self.limits[name] for name, value in observed.items())
+        num_good = sum(
+            all(
+                (value := LATENCIES[name](served)) is None or value <= limit
+                for name, limit in self.limits.items()
+                if name in LATENCIES
+            )
+            for served in record.requests
+        )
+        seconds = record.end_s - min(served.arrival_s for served in record.requests)
+        return Verdict(kept, observed, num_good / len(record.requests), num_good / seconds)
+
+
+_NAMES: Final = (*LATENCIES, "itl")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """observed: each limited latency at the SLO's percentile; None where no request has one.
+
+    good_share: of the served requests, those that keep every limit by themselves (intervals aside); goodput: as many a
+    second.
+    """
+
+    kept: bool
+    observed: Mapping[str, float | None]
+    good_share: float
+    goodput: float
+
+
+def _observe(record: Record, name: str, percentile: float) -> float | None:
+    if name == "itl":
+        pairs = zip(record.interval_s, record.interval_counts, strict=True)
+        return percentile_of(pairs, percentile)
+    values = (LATENCIES[name](served) for served in record.requests)
+    return percentile_of(((value, 1) for value in values if value is not None), percentile)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A load that was simulated: requests/s offered, or requests at a time."""
+
+    load: float
+    verdict: Verdict
+    requests_per_s: float
+    output_tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """best: the highest load that keeps the SLO; None where no load does. ceiling: the lowest that was seen to miss it.
+
+    trials: ascending. `unit` says what a load is.
+    """
+
+    unit: str
+    slo: Slo
+    best: float | None
+    ceiling: float | None
+    trials: tuple[Trial, ...]
+
+    def to_json(self) -> dict[str, object]:
+        return asdict(self)
+
+
+Attempt = Callable[[float], Record]
+"""Simulates a load: requests/s, or requests at a time."""
+
+
+def find_highest_rate(attempt: Attempt, slo: Slo, start: float) -> Search:
+    """The highest rate that keeps `slo`, to TOLERANCE. start: requests/s of an engine that serves one at a time.
+
+    Rates from start / 64 are tried, for there requests hardly meet; one so high that all come at once ends the search.
+    """
+    trials: dict[float, Trial] = {}
+
+    def keeps(rate: float) -> bool:
+        trials[rate] = _try(attempt, slo, rate)
+        return trials[rate].verdict.kept
+
+    low = start / 64
+    if not keeps(low):
+        return _answer("requests/s", slo, trials)
+    high = start
+    for _ in range(_MAX_DOUBLINGS):
+        if not keeps(high):
+            break
+        if trials[high].requests_per_s < trials[low].requests_per_s * (1 + TOLERANCE) and low >= start:
+            break  # offered more, served no more: all come at once
+        low, high = high, 2 * high
+    while high in trials and not trials[high].verdict.kept and high > low * (1 + TOLERANCE):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if keeps(middle) else (low, middle)
+    return _answer("requests/s", slo, trials)
+
+
+def find_highest_concurrency(attempt: Attempt, slo: Slo, most: int) -> Search:
+    """The most requests at a time, at most `most`, that keep `slo`, exactly."""
+    trials: dict[float, Trial] = {}
+
+    def keeps(concurrency: int) -> bool:
+        trials[concurrency] = _try(attempt, slo, concurrency)
+        return trials[concurrency].verdict.kept
+
+    low, high = 0, 1
+    while high <= most and keeps(high):
+        low, high = high, min(2 * high, most) if high < most else most + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if keeps(middle) else (low, middle)
+    return _answer("requests at a time", slo, trials)
+
+
+def _try(attempt: Attempt, slo: Slo, load: float) -> Trial:
+    record = attempt(load)
+    verdict = slo.judge(record)
+    seconds = record.end_s - min(served.arrival_s for served in record.requests)
+    outputs = sum(served.output_tokens for served in record.requests)
+    return Trial(load, verdict, len(record.requests) / seconds, outputs / seconds)
+
+
+def _answer(unit: str, slo: Slo, trials: Mapping[float, Trial]) -> Search:
+    ordered = tuple(trials[load] for load in sorted(trials))
+    missed = next((i for i, trial in enumerate(ordered) if not trial.verdict.kept), len(ordered))
+    best = ordered[missed - 1].load if missed else None
+    ceiling = ordered[missed].load if missed < len(ordered) else None
+    return Search(unit, slo, best, ceiling, ordered)
