@@ -60,7 +60,7 @@ _IGNORED: Final[dict[Format, tuple[tuple[re.Pattern[str], str], ...]]] = {
     "safetensors": (
         (re.compile(r".*\.rotary_emb\.inv_freq"), "rotary frequencies, which the spec gives"),
         (
-            re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\..*"),
+            re.compile(r"(model\.)?(vision_tower|visual|multi_modal_projector)\..*"),
             "the picture half of a multimodal model",
         ),
     ),

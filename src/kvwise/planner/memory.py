@@ -19,18 +19,22 @@ from kvwise.backends import BACKENDS
 from kvwise.backends.price.engines import DEFAULT_ENGINE, ENGINES
 from kvwise.backends.protocol import Backend, LoadOptions
 from kvwise.backends.runnable import runs
+from kvwise.checkpoint.catalogue import CatalogueModel
 from kvwise.errors import BackendError, ModelNotFound
 from kvwise.hardware.devices import Placement, parse_placement
 from kvwise.ledger.host import HostMemory, read_cpu_budget, read_host_memory
 from kvwise.ledger.memory import MemoryPlan, plan_memory
 from kvwise.models import build_program
 from kvwise.planner.latency import Latency, placed_latency
+from kvwise.planner.placed import WeightBytes, plan_placed
 from kvwise.planner.plan import Alternative, Plan
+from kvwise.planner.policy import KVWISE, Policy
 from kvwise.planner.pricing import roofline_pricer
 from kvwise.planner.shape import DEFAULT_CONTEXT, plan_shape
 from kvwise.planner.sizes import (
     StoredSizes,
     check_rows_divide,
+    published_types,
     runs_on,
     stored_bytes,
     uniform_types,
@@ -65,15 +69,17 @@ def plan(
     on: str | Placement | None = None,
     engine: str = DEFAULT_ENGINE,
     output_tokens: int | None = None,
+    policy: Policy = KVWISE,
 ) -> Plan:
     """The memory that `model` takes, and how long it takes on devices; reads headers and configs, no weights.
 
-    model: a GGUF or safetensors file, a folder, a config.json, a name that resolves to one of these, a parsed config
-    or a ModelSpec. Quantized safetensors are counted as stored, on the hub too, by their headers. context: tokens of
-    each of `batch` requests; default: the engine's. weights: plan for this type instead of the stored one.
-    memory_limit: bytes to compare with instead of all that `host` (default: this machine) has available.
-    on: devices such as "h100:4" on which `engine` (one of ENGINES) serves it; of each context the last `output_tokens`
-    are put out (default: 256). Raises UsageError, ModelNotFound, CheckpointError, SpecError or UnknownArchitecture.
+    model: a GGUF or safetensors file, a folder, a config.json, a name, a parsed config or a ModelSpec. For a name what
+    is on this disk goes before the catalogue, and that before the hub. Quantized safetensors are counted as stored, on
+    the hub too, by their headers. context: tokens of each of `batch` requests; default: the engine's. weights: plan for
+    this type instead of the stored one. memory_limit: bytes to compare with instead of all that `host` (default: this
+    machine) or a device has. on: devices such as "h100:4", instead of this machine, on which `engine` (one of ENGINES)
+    serves it and whose memory `policy` divides; of each context the last `output_tokens` are put out (default: 256).
+    Raises UsageError, ModelNotFound, CheckpointError, SpecError or UnknownArchitecture.
     """
     described = _describe(model)
     stored = described.stored if weights is None else None
@@ -87,14 +93,19 @@ def plan(
         check_rows_divide(program, weight_type(weights))
         types = uniform_types(program, weight_type(weights))
     host = host or read_host_memory()
-    options = _options(kv, context, batch)
     counted = None if stored is None else stored.weight_bytes
-    latency = None
-    if on is not None:
-        placement = parse_placement(on) if isinstance(on, str) else on
+    placement = parse_placement(on) if isinstance(on, str) else on
+    memory = placed = latency = None
+    if placement is None or placement.is_this_machine:
+        options = _options(kv, context, batch)
+        memory = _memory_plan(program, types, kv, options, backend, host, memory_limit, counted)
+    else:
+        placed = plan_placed(
+            program, _shares(types), kv, placement, policy, context=context, batch=batch, memory_limit=memory_limit
+        )
+    if placement is not None:
         work = Workload(*split_context(context, output_tokens), batch)
         latency = _latency(program, types, kv, placement, engine, work)
-    memory = _memory_plan(program, types, kv, options, backend, host, memory_limit, counted)
     return Plan(
         model=described.name,
         source=described.source,
@@ -116,7 +127,13 @@ def plan(
         embedding_parameters=program.num_embedding_parameters,
         stored=stored,
         latency=latency,
+        placed=placed,
     )
+
+
+def _shares(types: Mapping[str, TensorType]) -> WeightBytes:
+    """What the weights of a rank's program take, stored as `types`."""
+    return lambda part, _stage: sum(stored_bytes(part, types).values())
 
 
 def _latency(
@@ -152,10 +169,11 @@ def _describe(model: str | Path | Mapping[str, object] | ModelSpec) -> _Describe
         return _from_spec(spec, spec.family, "config")
     from kvwise.checkpoint import match_tensors, open_checkpoint, read_config
     from kvwise.checkpoint.names import has_names
-    from kvwise.checkpoint.resolve import resolve_model
     from kvwise.checkpoint.safetensors import INDEX_FILE
 
-    path = resolve_model(model, weights=False)
+    path = _find(model)
+    if isinstance(path, CatalogueModel):
+        return _from_catalogue(path)
     if path.name == INDEX_FILE:
         path = path.parent
     if path.suffix == ".json" or _holds_only_a_config(path):
@@ -174,6 +192,39 @@ def _describe(model: str | Path | Mapping[str, object] | ModelSpec) -> _Describe
         types = {name: checkpoint.tensors[name].type for name in program.weights}
         name = checkpoint.spec.name or path.stem
         return _Described(name, checkpoint.format, checkpoint.spec, program, types)
+
+
+def _find(model: str | Path) -> Path | CatalogueModel:
+    """What is on this disk, else the catalogue's description, else what the hub gives."""
+    from kvwise.checkpoint.catalogue import find_model, near_models
+    from kvwise.checkpoint.resolve import resolve_model
+
+    try:
+        return resolve_model(model, weights=False, allow_download=False)
+    except ModelNotFound as not_here:
+        name = str(model)
+        known = find_model(name)
+        if known is not None:
+            return known
+        near = ", ".join(near_models(name))
+        try:
+            return resolve_model(model, weights=False)
+        except ModelNotFound as nowhere:
+            if not near:
+                raise
+            action = f"the catalogue has {near}; {nowhere.action or not_here.action}"
+            raise ModelNotFound(nowhere.problem, expected=nowhere.expected, action=action) from None
+
+
+def _from_catalogue(known: CatalogueModel) -> _Described:
+    spec = spec_from_config(known.config)
+    program = build_program(spec)
+    types = published_types(program, weight_type(spec.source_dtype), known.stored)
+    notes = [*spec.notes, f"from the catalogue: {known.source}"]
+    if known.stored:
+        stored = " and ".join(f"{what} in {name}" for what, name in known.stored.items())
+        notes.append(f"as published: {stored}; scales of 8-bit blocks are not counted")
+    return _Described(known.id, "catalogue", replace(spec, notes=tuple(notes)), program, types)
 
 
 def _counted(path: Path, config: Mapping[str, object], spec: ModelSpec, name: str) -> _Described:

@@ -10,6 +10,7 @@ from kvwise.ledger.host import HostMemory
 from kvwise.ledger.memory import MemoryPlan, check_fits
 from kvwise.ledger.rows import LedgerRow, largest_residual_bytes
 from kvwise.planner.latency import Latency
+from kvwise.planner.placed import PlacedPlan
 from kvwise.planner.sizes import PLAIN_BITS, plain_weight_bytes
 from kvwise.planner.stored import StoredCount
 from kvwise.spec.kv import KVCacheSpec
@@ -48,9 +49,10 @@ class Plan:
     """Every figure of `kvwise plan`. `memory` is None for a shape alone, which has no program.
 
     active_parameters: all but those of experts that a token is not sent to; None where that is not known.
-    stored: what the files hold, part by part, where no engine here loads them.
-    weight_bytes: as stored, or in the type asked for. kv_bytes: context x batch, exact tokens. latency: None where
-    nothing is known of the machine's speed.
+    stored: what the files hold, part by part, where no engine here loads them. weight_bytes: as stored, or in the type
+    asked for. kv_bytes: context x batch, exact tokens. latency: None where nothing is known of the machine's speed.
+    placed: on devices other than this machine; rows, total, budget and verdict are then those of the fullest one, and
+    `memory` is None.
     """
 
     model: str
@@ -73,6 +75,7 @@ class Plan:
     embedding_parameters: int | None = None
     stored: StoredCount | None = None
     latency: Latency | None = None
+    placed: PlacedPlan | None = None
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -105,15 +108,21 @@ class Plan:
 
     @property
     def arena_bytes(self) -> int | None:
+        if self.placed is not None:
+            return self.placed.fullest.row("arena")
         return None if self.memory is None else self.memory.needs.arena_bytes
 
     @property
     def logits_bytes(self) -> int | None:
+        if self.placed is not None:
+            return self.placed.stages[-1].row("logits")
         return None if self.memory is None else self.memory.needs.logits_bytes
 
     @property
     def rows(self) -> tuple[LedgerRow, ...]:
         """The ledger's rows, predicted."""
+        if self.placed is not None:
+            return self.placed.fullest.rows
         if self.memory is not None:
             return tuple(row for row in self.memory.rows if row.predicted)
         return (
@@ -123,11 +132,15 @@ class Plan:
 
     @property
     def total_bytes(self) -> int:
+        if self.placed is not None:
+            return self.placed.fullest.total_bytes
         return self.weight_bytes + self.kv_bytes if self.memory is None else self.memory.total_bytes
 
     @property
     def budget_bytes(self) -> int:
-        """What there is: this machine's available memory, or the limit asked about."""
+        """What there is: the device's or this machine's memory, or the limit asked about."""
+        if self.placed is not None:
+            return self.placed.fullest.budget_bytes
         if self.memory is not None:
             return self.memory.budget_bytes
         return self.host.available_bytes if self.memory_limit is None else self.memory_limit
@@ -135,6 +148,8 @@ class Plan:
     @property
     def fits(self) -> bool:
         """Whether the total, and the reserve that the ledger allows beside it, is within the budget."""
+        if self.placed is not None:
+            return self.placed.fits
         if self.memory is not None:
             return self.memory.fits
         return self.total_bytes + self.reserve_bytes <= self.budget_bytes
@@ -142,11 +157,15 @@ class Plan:
     @property
     def reserve_bytes(self) -> int:
         """Kept free beside the total, as much as the ledger's residual may be."""
+        if self.placed is not None:
+            return self.placed.fullest.reserve_bytes
         return largest_residual_bytes(self.total_bytes)
 
     def check_fits(self) -> None:
         """Raise DoesNotFit with the arithmetic and the single changes that would make it fit."""
-        if self.memory is not None:
+        if self.placed is not None:
+            self.placed.check_fits()
+        elif self.memory is not None:
             check_fits(self.memory, self.spec)
         elif not self.fits:
             raise DoesNotFit(
@@ -204,11 +223,15 @@ class Plan:
             "ledger": [row.to_json() for row in self.rows],
             "total_bytes": self.total_bytes,
             "available_bytes": self.budget_bytes,
-            "available_source": "limit asked about" if self._limited else self.host.source,
+            "available_source": self.budget_source,
             "fits": self.fits,
+            "placed": None if self.placed is None else self.placed.to_json(),
             "notes": list(self.notes),
         }
 
     @property
-    def _limited(self) -> bool:
-        return self.memory_limit is not None and self.budget_bytes == self.memory_limit
+    def budget_source(self) -> str:
+        """What says how much there is."""
+        if self.memory_limit is not None and self.budget_bytes == self.memory_limit:
+            return "limit asked about"
+        return self.host.source if self.placed is None else self.placed.placement.device.name

@@ -33,6 +33,7 @@ _COUNTED_TYPES: Final[Mapping[str, TensorType]] = {
     t.name: t
     for t in (
         TensorType("int4_g128", 256, 133, None),  # AWQ, GPTQ: of each 128, a 16-bit scale and a 4-bit zero point
+        TensorType("int4_g32", 32, 18, None),  # compressed-tensors, symmetric: of each 32, a 16-bit scale
         TensorType("mxfp4", 32, 17, None),  # an 8-bit scale of each 32 (OCP microscaling 1.0)
         TensorType("nvfp4", 16, 9, None),  # an FP8 scale of each 16, and one float32 of each matrix, not counted here
         TensorType("iq4_nl", 32, 18, None),
@@ -76,6 +77,20 @@ def uniform_types(program: Program, weights: TensorType) -> dict[str, TensorType
 def _fitting_type(weights: TensorType, row_elements: int) -> TensorType:
     smaller = TENSOR_TYPES[_SMALLER_BLOCKS.get(weights.name, _UNDIVIDED_TYPE.name)]
     return next((t for t in (weights, smaller) if row_elements % t.block_elements == 0), _UNDIVIDED_TYPE)
+
+
+def published_types(program: Program, plain: TensorType, stored: Mapping[str, str]) -> dict[str, TensorType]:
+    """`plain` but for what is published in another format: "experts", and "matrices" of layers but for the router.
+
+    Embedding, head and vectors are always plain.
+    """
+    types = uniform_types(program, plain)
+    for weight in program.weights.values():
+        in_layer = weight.name.startswith("layers.") and ".router." not in weight.name
+        kind = {Role.EXPERTS: "experts", Role.MATRIX: "matrices"}.get(weight.role)
+        if kind in stored and in_layer and weight.name.endswith(".weight"):
+            types[weight.name] = _fitting_type(weight_type(stored[kind]), weight.shape[-1])
+    return types
 
 
 def stored_bytes(program: Program, types: Mapping[str, TensorType]) -> dict[str, int]:
