@@ -313,3 +313,34 @@ def test_any_config_gives_a_program_or_names_what_is_wrong(record: dict[str, Any
 def test_heads_too_wide_to_be_checked_are_refused_in_time() -> None:
     with pytest.raises(SpecError, match="rotary dimensions"):
         spec("smollm3", head_dim=2**20)
+
+
+@pytest.mark.parametrize(
+    ("nested", "text", "family"),
+    [("qwen3_vl", "qwen3_vl_text", "qwen3"), ("qwen3_vl_moe", "qwen3_vl_moe_text", "qwen3_moe")],
+)
+def test_the_text_half_of_qwen3_vl_is_a_qwen3(nested: str, text: str, family: str) -> None:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 96, "num_attention_heads": 4,
+             "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 100, "moe_intermediate_size": 32,
+             "num_experts": 4, "num_experts_per_tok": 2, "rope_theta": 5_000_000,
+             "rope_scaling": {"rope_type": "default", "mrope_section": [4, 2, 2], "mrope_interleaved": True}}  # fmt: skip
+    half = spec_from_config({"model_type": nested, "text_config": {"model_type": text, **sizes}, "vision_config": {}})
+    alone = spec_from_config({"model_type": family, **sizes, "rope_scaling": None})
+    assert half.family == family
+    assert build_program(half).num_parameters == build_program(alone).num_parameters
+    assert [layer.mixer for layer in half.layers] == [layer.mixer for layer in alone.layers]
+
+
+def test_mimo_has_biases_of_queries_keys_and_values_where_it_says_so() -> None:
+    sizes = {"model_type": "mimo", "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 96,
+             "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100, "num_nextn_predict_layers": 1}  # fmt: skip
+    plain, biased = (spec_from_config({**sizes, "attention_bias": bias}) for bias in (False, True))
+    assert (biased.layers[0].attention.qkv_bias, biased.layers[0].attention.o_bias) == (True, False)
+    assert build_program(biased).num_parameters - build_program(plain).num_parameters == 2 * (64 + 2 * 32)
+
+
+def test_glm_5_2_names_its_sparse_layers_as_deepseek_does() -> None:
+    config = next(r["config"] for r in RECORDS if r["config"]["model_type"] == "glm_moe_dsa")
+    layers = config["num_hidden_layers"]
+    named = spec_from_config({**config, "layer_types": ["deepseek_sparse_attention"] * layers})
+    assert named.layers == spec_from_config(config).layers

@@ -21,6 +21,8 @@ _ROWS: Final = {
     "mistral": "decoder",
     "qwen2": "decoder",
     "qwen3": "decoder",
+    "qwen3_vl_text": "decoder",
+    "mimo": "decoder",
     "phi3": "decoder",
     "smollm3": "decoder",
     "olmo2": "decoder",
@@ -28,6 +30,7 @@ _ROWS: Final = {
     "gemma3_text": "decoder",
     "mixtral": "decoder",
     "qwen3_moe": "decoder",
+    "qwen3_vl_moe_text": "decoder",
     "glm4_moe": "decoder",
     "minimax_m2": "decoder",
     "gpt2": "gpt2",
@@ -56,6 +59,9 @@ _NESTED: Final = {
     "llama4": "llama4_text",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
+    "qwen3_vl": "qwen3_vl_text",
+    "qwen3_vl_moe": "qwen3_vl_moe_text",
+    "kimi_k25": "kimi_k2",
 }
 _READERS: Final[Table[Reader]] = Table(
     "model_type", {name: f"kvwise.spec.families.{module}:read" for name, module in _ROWS.items()}, UnknownArchitecture

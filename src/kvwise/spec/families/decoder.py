@@ -1,7 +1,7 @@
 """Decoders of one plan: norm, attention with its own heads, norm, a gated block or experts. One row each.
 
-Families: llama, mistral, qwen2, qwen3, phi3, smollm3, olmo2, gemma2, gemma3, and with experts mixtral, qwen3_moe,
-glm4_moe, minimax_m2. The sizes that make a model what it is (hidden_size, num_hidden_layers, intermediate_size) are
+Families: llama, mistral, qwen2 (and MiMo 7B), qwen3, phi3, smollm3, olmo2, gemma2, gemma3, and with experts mixtral,
+qwen3_moe, glm4_moe, minimax_m2; of Qwen3-VL the half for text. The sizes that make a model what it is (hidden_size, num_hidden_layers, intermediate_size) are
 never assumed. Source: transformers 5.24.0, models/*/configuration_*.py and, for what a field does, modeling_*.py.
 """
 
@@ -209,6 +209,11 @@ _FAMILIES: Final = {
         "qwen3", 151_936, 32, 32, 32_768, _qwen_kinds, _gated, _stated_biases, window=4096, head_dim=128,
         qk_norm=_head_norm,
     ),
+    "qwen3_vl_text": FamilyDefaults(
+        "qwen3", 151_936, 32, 32, 128_000, _all_full, _gated, _stated_biases, head_dim=128, qk_norm=_head_norm,
+        rope=RopeDefaults(5_000_000.0),
+    ),
+    "mimo": FamilyDefaults("qwen2", 151_680, 32, 32, 32_768, _qwen_kinds, _gated, _stated_qkv_biases, window=4096),
     "phi3": FamilyDefaults(
         "phi3", 32_064, 32, None, 4096, _stated_window, _gated, _no_biases, eps=1e-5,
         rope=RopeDefaults(rotary_factor=1.0, more_kinds=("longrope",)),
@@ -237,6 +242,10 @@ _FAMILIES: Final = {
     "qwen3_moe": FamilyDefaults(
         "qwen3_moe", 151_936, 32, 4, 32_768, _qwen_moe_kinds, _qwen_experts, _stated_biases, window=4096,
         qk_norm=_head_norm,
+    ),
+    "qwen3_vl_moe_text": FamilyDefaults(
+        "qwen3_moe", 151_936, 16, 16, 128_000, _all_full, _qwen_experts, _stated_biases, qk_norm=_head_norm,
+        rope=RopeDefaults(5_000_000.0),
     ),
     "glm4_moe": FamilyDefaults(
         "glm4_moe", 151_552, 96, 8, 131_072, _all_full, _glm_experts, _stated_qkv_biases, eps=1e-5,

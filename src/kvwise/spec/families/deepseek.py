@@ -37,6 +37,9 @@ from kvwise.spec.model import (
 )
 
 
+_SPARSE: Final = "deepseek_sparse_attention"
+
+
 @dataclass(frozen=True, slots=True)
 class _Defaults:
     """Class defaults. index_heads None: attention reads every position."""
@@ -70,7 +73,7 @@ def read(fields: Fields, top: Fields, model_type: str) -> ModelSpec:
     family = _FAMILIES[model_type]
     num_layers = num_layers_of(fields)
     positions = fields.integer("max_position_embeddings", family.max_positions)
-    kind = INDEXED if family.index_heads else FULL
+    kind = _kind(fields, family)
     read_layer_kinds(fields, (kind,) * num_layers, family.family, known=(kind,), mixes=False)
     attention = _attention(fields, family, num_layers, positions)
     blocks = _blocks(fields, family, num_layers)
@@ -85,6 +88,14 @@ def read(fields: Fields, top: Fields, model_type: str) -> ModelSpec:
         source_dtype=source_dtype_of(fields, top),
         notes=notes_of(fields, top),
     )
+
+
+def _kind(fields: Fields, family: _Defaults) -> str:
+    """What layer_types calls every layer; files of GLM 5.2 have a name of their own for it."""
+    if family.index_heads is None:
+        return FULL
+    stated = fields.raw("layer_types")
+    return _SPARSE if isinstance(stated, (list, tuple)) and _SPARSE in stated else INDEXED
 
 
 def _attention(fields: Fields, family: _Defaults, num_layers: int, positions: int) -> tuple[LatentAttentionSpec, ...]:
