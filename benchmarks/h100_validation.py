@@ -1,11 +1,12 @@
 """Predictions beside serving latencies that others measured on H100, by engine, model, precision and devices.
 
-    KVWISE_MEASURED=h100_serving.csv python benchmarks/h100_validation.py [--json]
+    KVWISE_MEASURED=h100_serving.csv python benchmarks/h100_validation.py [--leave-one-out] [--json]
 
 The points are the validation data of ai-dynamo/aiconfigurator (Apache-2.0), columns cut: mean TTFT and TPOT in
 milliseconds of a closed loop of `batch_size` requests of `isl` input and `osl` output tokens. They are not part of
-this project: the variable names the file. Constants are a table with sources (backends/price/efficiency.py); a model
-that is left out shows what its own points have to do with its error.
+this project: the variable names the file. Constants are a table with sources (backends/price/efficiency.py). Some
+were set with these points in view: with --leave-one-out those are chosen anew without one model's points, a minute
+each, and its error is what they give for it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from kvwise.backends.price.engines import ENGINES
+from kvwise.backends.price.efficiency import EXPECTED
+from kvwise.backends.price.engines import ENGINES, EngineTiming
 from kvwise.backends.price.roofline import RooflinePricer
 from kvwise.hardware.devices import Placement, find_device
 from kvwise.models import build_program
@@ -159,8 +161,34 @@ def served_types(program: Program, precision: str) -> dict[str, TensorType]:
     return {name: of(name) for name in program.weights}
 
 
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """The constants that were set with serving points in view: one of products in 8 bits, and factors of engines'."""
+
+    matmul_flops_8: float = EXPECTED.matmul_flops_8
+    step_factor: float = 1.0
+    eager_factor: float = 1.0
+
+    def engine(self, name: str) -> EngineTiming:
+        row = ENGINES[name]
+        return replace(
+            row,
+            step_s=row.step_s * self.step_factor,
+            request_s=row.request_s * self.step_factor,
+            eager_op_s=row.eager_op_s * self.eager_factor,
+        )
+
+
+AS_SHIPPED: Final = Tuning()
+CHOICES: Final[Mapping[str, Sequence[float]]] = {
+    "matmul_flops_8": (0.45, 0.5, 0.55, 0.6, 0.65, 0.7),
+    "step_factor": (0.5, 0.75, 1.0, 1.25, 1.5),
+    "eager_factor": (0.5, 0.75, 1.0, 1.25, 1.5),
+}
+
+
 @cache
-def pricer_of(engine: str, model: str, precision: str, devices: int) -> RooflinePricer:
+def pricer_of(engine: str, model: str, precision: str, devices: int, tuning: Tuning = AS_SHIPPED) -> RooflinePricer:
     spec = spec_from_config(CONFIGS[model])
     program = build_program(spec)
     types = served_types(program, precision)
@@ -168,7 +196,10 @@ def pricer_of(engine: str, model: str, precision: str, devices: int) -> Roofline
     if engine == "trtllm" and precision == "fp8":  # its FP8 checkpoints keep K and V in FP8, too
         kv = replace(kv, kv_type=weight_type("fp8"))
     placement = Placement(find_device("h100"), devices)
-    return roofline_pricer(program, types, stored_bytes(program, types), kv, placement, ENGINES[engine])
+    return roofline_pricer(
+        program, types, stored_bytes(program, types), kv, placement, tuning.engine(engine),
+        efficiency=replace(EXPECTED, matmul_flops_8=tuning.matmul_flops_8),
+    )  # fmt: skip
 
 
 def cache_tokens(engine: str, pricer: RooflinePricer) -> int:
@@ -182,10 +213,10 @@ def cache_tokens(engine: str, pricer: RooflinePricer) -> int:
     )
 
 
-def check(points: Iterable[Point]) -> list[Checked]:
+def check(points: Iterable[Point], tuning: Tuning = AS_SHIPPED) -> list[Checked]:
     out = []
     for point in points:
-        pricer = pricer_of(*point.group)
+        pricer = pricer_of(*point.group, tuning)
         work = Workload(
             point.prompt_tokens, point.output_tokens, point.concurrency, max(1, cache_tokens(point.engine, pricer))
         )
@@ -223,7 +254,7 @@ def summarize(name: str, checked: Sequence[Checked]) -> Summary:
     )
 
 
-TARGETS: Final[Mapping[str, Callable[[Point], bool]]] = {
+CLASSES: Final[Mapping[str, Callable[[Point], bool]]] = {
     "dense, one device, not FP4": lambda p: p.is_dense and p.devices == 1 and p.precision != "fp4",
     "dense, 2 to 8 devices": lambda p: p.is_dense and p.devices > 1,
     "mixtures of experts": lambda p: not p.is_dense,
@@ -231,32 +262,56 @@ TARGETS: Final[Mapping[str, Callable[[Point], bool]]] = {
 
 
 def summaries(checked: Sequence[Checked]) -> list[Summary]:
-    """By group, then the classes that are promised something, each also without one of its models."""
+    """By group, then by class."""
     groups: dict[tuple[str, str, str, int], list[Checked]] = defaultdict(list)
     for c in checked:
         groups[c.point.group].append(c)
     out = [summarize(" ".join(map(str, group)), groups[group]) for group in sorted(groups)]
-    for name, belongs in TARGETS.items():
+    for name, belongs in CLASSES.items():
         members = [c for c in checked if belongs(c.point)]
-        if not members:
-            continue
-        out.append(summarize(name, members))
-        for model in sorted({c.point.model for c in members}):
-            rest = [c for c in members if c.point.model != model]
-            if rest:
-                out.append(summarize(f"  {name}, without {model}", rest))
+        if members:
+            out.append(summarize(name, members))
+    return out
+
+
+def tuned(points: Sequence[Point]) -> Tuning:
+    """The choices, one after the other, with the least median error of TPOT for `points`."""
+    best = AS_SHIPPED
+    for name, choices in CHOICES.items():
+        tried = {choice: replace(best, **{name: choice}) for choice in choices}
+        errors = {
+            choice: statistics.median(abs(c.tpot_error) for c in check(points, tuning))
+            for choice, tuning in tried.items()
+        }
+        best = tried[min(errors, key=errors.__getitem__)]
+    return best
+
+
+def left_out(points: Sequence[Point]) -> list[Summary]:
+    """Of each dense model, with constants that were chosen from every third point of the others."""
+    dense = [p for p in points if p.is_dense]
+    out = []
+    for model in sorted({p.model for p in dense}):
+        tuning = tuned([p for p in dense if p.model != model][::3])
+        chosen = f"{tuning.matmul_flops_8:g}, {tuning.step_factor:g}, {tuning.eager_factor:g}"
+        for devices in ("one device", "2 to 8 devices"):
+            its = [p for p in dense if p.model == model and (p.devices == 1) is (devices == "one device")]
+            if its:
+                out.append(summarize(f"{model}, {devices}, left out ({chosen})", check(its, tuning)))
     return out
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--leave-one-out", action="store_true")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     path = measured_file()
     if path is None:
         print(f"set {VARIABLE} to the file of measured points", file=sys.stderr)
         return 2
-    rows = summaries(check(read_points(path)))
+    points = read_points(path)
+    rows = left_out(points) if options.leave_one_out else summaries(check(points))
     if options.json:
         print(json.dumps([asdict(row) for row in rows], indent=1))
         return 0

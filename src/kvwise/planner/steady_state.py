@@ -4,7 +4,8 @@
 λ = running / output tokens prompts begin, and in the time of one response every request but itself begins once:
 
     mixed       a step with prompts holds max(1, λ) of them, cut where they exceed the step's tokens; as many
-                steps as that needs are mixed. TPOT = decode + (mixed - decode) · their share · (running - 1) / running
+                steps as that needs are mixed. TPOT = decode + (mixed - decode) · their share · (running - 1) / running.
+                Where prompts alone would need more than all steps, λ is what the steps hold, and requests wait.
     prompts     requests that begin together wait for each other's prompts, on average for half of them before their
     first       first token and for half after it
 
@@ -76,13 +77,13 @@ def steady_state(pricer: StepPricer, work: Workload, *, step_tokens: int, mixes_
 
 def _mixed(pricer: StepPricer, work: Workload, step_tokens: int, decode_s: float) -> tuple[float, float]:
     """(TTFT, what prompts add to the mean decode step)."""
-    begun = work.running / work.output_tokens  # prompts per step
+    begun = min(work.running / work.output_tokens, step_tokens / work.prompt_tokens)  # prompts per step
     together = max(1.0, begun)
     steps = max(1, math.ceil(together * work.prompt_tokens / step_tokens))
     prompts = max(1, round(together / steps))
     tokens = max(1, round(together * work.prompt_tokens / steps / prompts))
-    decodes = max(0, work.running - prompts)
-    end = work.prompt_tokens if steps == 1 else min(work.prompt_tokens, (work.prompt_tokens + tokens) // 2)
+    decodes = max(0, min(work.running - prompts, round(begun * (work.output_tokens - 1))))
+    end = work.prompt_tokens if steps == 1 else (work.prompt_tokens + tokens) // 2
     shape = StepShape(
         (1,) * decodes + (tokens,) * prompts,
         (work.mean_context,) * decodes + (max(end, tokens),) * prompts,
@@ -91,8 +92,11 @@ def _mixed(pricer: StepPricer, work: Workload, step_tokens: int, decode_s: float
     mixed_s = pricer.seconds(shape)
     share = min(1.0, steps * begun / together)
     stall_s = max(0.0, mixed_s - decode_s) * share * (work.running - 1) / work.running
-    wait_s = (decode_s + stall_s) / 2 if work.running > 1 else 0.0  # the step that runs when the request comes
-    return wait_s + steps * mixed_s, stall_s
+    mean_s = decode_s + stall_s
+    wait_s = mean_s / 2 if work.running > 1 else 0.0  # the step that runs when the request comes
+    # Where prompts alone fill the steps, Little's law says how long one waits for its turn.
+    queue_s = (work.running / begun - (work.output_tokens - 1)) * mean_s if share == 1.0 else 0.0
+    return max(wait_s + steps * mixed_s, queue_s), stall_s
 
 
 def _prompts_first(pricer: StepPricer, work: Workload, step_tokens: int) -> tuple[float, float]:
