@@ -14,6 +14,7 @@ STUDIES: Final[Table[Study]] = Table(
     "study",
     {
         "what-fills-memory": "kvwise.studies.what_fills_memory:STUDY",
+        "fewer-kv-heads": "kvwise.studies.fewer_kv_heads:STUDY",
         "pages": "kvwise.studies.pages:STUDY",
     },
     UsageError,

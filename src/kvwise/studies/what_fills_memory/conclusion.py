@@ -77,8 +77,8 @@ def _counted_points(counted: dict[str, Any]) -> list[str]:
         slow_s, fast_s = (format_seconds(cell["predicted_tpot_s"]) for cell in (slow, fast))
         lines.append(
             "That line decides nothing alone. It knows no time: of those that fit in 4 bits, a token takes "
-            f"{fast_s} at {_cell(fast)} and {slow_s} at {_cell(slow)} (predicted for {counted['run_type']} here). It takes "
-            "every request to be as long as the longest, and it leaves out what else a process holds:"
+            f"{fast_s} at {_cell(fast)} and {slow_s} at {_cell(slow)} (predicted for {counted['run_type']} here). It "
+            "takes every request to be as long as the longest, and it leaves out what else a process holds:"
         )
     return lines
 
