@@ -14,11 +14,15 @@ WEIGHTS: Final[tuple[Weights, ...]] = ("8-bit", "4-bit", "bf16", "f16")
 
 START_TOKENS: Final = 16  # prompt of a cold start
 MEMORY_TOKENS: Final = 512  # prompt of the run whose peak memory counts
+RESTART_TOKENS: Final = 256  # of all prompts together: a fraction of a second's work for everybody
 
 
 @dataclass(frozen=True)
 class Entrant:
-    """A peer with one kind of weights. Those of the same kind alternate; `ours` are compared with the best other."""
+    """A peer with one kind of weights. Those of the same kind alternate; `ours` are compared with the best other.
+
+    `options` are the peer's own, see its *_peer.py.
+    """
 
     label: str
     peer: str
@@ -47,14 +51,23 @@ _F32: Final = {"hint": "f32"}
 _SHAPES: Final = tuple(m for m in MODELS if m != SMOLLM2)
 _SMOL: Final = (SMOLLM2,)
 
+
+def _converted(weights: str) -> dict[str, Any]:
+    """Our own type, made of the file's weights while they are loaded. SmolLM2's rows of 576 have no groups of 128."""
+    return {"open": {"weights": weights}}
+
+
 ENTRANTS: Final = (
     Entrant("kvwise Q8_0", "kvwise", "8-bit", "gguf-q8_0"),
+    Entrant("kvwise i8", "kvwise", "8-bit", "gguf-bf16", _converted("i8")),
     Entrant("llama.cpp Q8_0", "llama.cpp", "8-bit", "gguf-q8_0"),
     Entrant("llama.cpp Q8_0 fa", "llama.cpp", "8-bit", "gguf-q8_0", {"flash_attention": True}),
     Entrant("OpenVINO int8", "openvino", "8-bit", "ov-int8", _F32),
     Entrant("vLLM W8A8", "vllm", "8-bit", "w8a8"),
     Entrant("kvwise Q4_0", "kvwise", "4-bit", "gguf-q4_0", models=_SHAPES),
     Entrant("kvwise Q4_1", "kvwise", "4-bit", "gguf-bundled", models=_SMOL),
+    Entrant("kvwise i4_64", "kvwise", "4-bit", "gguf-bf16", _converted("i4_64")),
+    Entrant("kvwise i4_128", "kvwise", "4-bit", "gguf-bf16", _converted("i4_128"), models=_SHAPES),
     Entrant("llama.cpp Q4_0", "llama.cpp", "4-bit", "gguf-q4_0"),
     Entrant("llama.cpp Q4_0 fa", "llama.cpp", "4-bit", "gguf-q4_0", {"flash_attention": True}),
     Entrant("llama.cpp Q4_1", "llama.cpp", "4-bit", "gguf-bundled", models=_SMOL),
@@ -100,14 +113,26 @@ class Cell:
         """Of each request in one decode sample: about a second's worth on a laptop's processor."""
         return 32 if self.batch == 1 else 16
 
+    @property
+    def is_long(self) -> bool:
+        """Long contexts of a batch need so much room that they get processes of their own."""
+        return self.context > 512
+
+    def seconds_of(self, value: float) -> float:
+        """How long a sample of this cell took, from its value."""
+        return self.batch * self.tokens / value if self.kind == "decode" else value
+
     def competes(self, entrant: Entrant) -> bool:
         """vLLM compiles for minutes before it serves: no cold start of its kind is compared."""
         return self.kind != "start" or entrant.peer != "vllm"
 
     @property
     def restarts(self) -> bool:
-        """Whether each decode sample begins anew; where the prompts are long, samples continue the same requests."""
-        return self.batch * self.context <= 2048
+        """Whether each decode sample begins anew; where computing the prompts takes long, samples go on from the last.
+
+        Then contexts grow by `tokens` from sample to sample, for everybody alike.
+        """
+        return self.batch * self.context <= RESTART_TOKENS
 
 
 CELLS: Final = (

@@ -1,6 +1,6 @@
 """Draws the figure of the README from the JSON of a run: speed of everyone, in times the best peer's.
 
-    python -m peers.figure RESULTS.json OUT.svg
+    python figure.py RESULTS.json OUT.svg
 
 Runs where matplotlib is; imports nothing else of this package.
 """
@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 OURS, PEER, LIMIT = "#c2410c", "#64748b", "#0f172a"
+OUR_MARKERS = {"kvwise i": "D", "kvwise": "o"}  # the first that a label begins with
+OUR_NAMES = {"o": "kvwise, the file's type", "D": "kvwise, its own type"}
 MARKERS = {"llama.cpp": "o", "OpenVINO": "s", "vLLM": "^", "transformers": "D"}
 
 
@@ -40,13 +42,17 @@ def draw(results: dict[str, Any], path: Path) -> None:
     axes[0][0].set_ylim(len(cells) - 0.5, -0.5)
     for axis in axes[-1]:
         axis.set_xlabel("speed, in times the best peer's", fontsize=8)
-    legend = [Line2D([], [], color=OURS, marker="o", linestyle="", label="kvwise")]
+    legend = [
+        Line2D([], [], color=OURS, marker=m, markersize=5, linestyle="", label=OUR_NAMES[m])
+        for m in dict.fromkeys(_marker(OUR_MARKERS, row) for row in rows if row["ours"])
+    ]
     legend += [
         Line2D([], [], color=PEER, marker=m, linestyle="", markerfacecolor="none", label=n) for n, m in MARKERS.items()
     ]
     legend += [Line2D([], [], color=LIMIT, marker="|", linestyle="", markersize=9, label="this machine's limit")]
-    figure.legend(handles=legend, loc="lower center", ncols=len(legend), fontsize=8, frameon=False)
-    figure.tight_layout(rect=(0, 0.5 / size[1], 1, 1))
+    columns = len(legend) if len(models) > 1 else 2
+    figure.legend(handles=legend, loc="lower center", ncols=columns, fontsize=8, frameon=False)
+    figure.tight_layout(rect=(0, 0.22 * (1 + -(-len(legend) // columns)) / size[1], 1, 1))
     path.parent.mkdir(parents=True, exist_ok=True)
     metadata = {"Date": None} if path.suffix == ".svg" else {}
     figure.savefig(path, dpi=150, metadata=metadata)
@@ -63,12 +69,15 @@ def _panel(axis: Any, chosen: list[dict[str, Any]], cells: list[str]) -> None:
     for row in chosen:
         y, x = cells.index(row["cell"]), row["times_best_peer"]
         if row["ours"]:
-            axis.plot(x, y, "o", color=OURS, zorder=3)
+            axis.plot(x, y, _marker(OUR_MARKERS, row), color=OURS, markersize=5, zorder=3)
             if row["of_limit"]:
                 axis.plot(x / row["of_limit"], y, "|", color=LIMIT, markersize=9, zorder=2)
         else:
-            marker = next((m for name, m in MARKERS.items() if row["label"].startswith(name)), "o")
-            axis.plot(x, y, marker, color=PEER, markerfacecolor="none", markersize=5, zorder=2)
+            axis.plot(x, y, _marker(MARKERS, row), color=PEER, markerfacecolor="none", markersize=5, zorder=2)
+
+
+def _marker(markers: dict[str, str], row: dict[str, Any]) -> str:
+    return next((marker for name, marker in markers.items() if row["label"].startswith(name)), "o")
 
 
 if __name__ == "__main__":

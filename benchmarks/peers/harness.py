@@ -2,35 +2,27 @@
 
 Each entrant has a process of its own, stopped (SIGSTOP) while another is measured, so that nobody's waiting threads
 cost anybody anything. A round takes one sample of each; a sample during which others used more of the machine than
-`Effort.limit` is taken again, a few times in all. Knows the protocol; knows nothing of models or formats.
+`Effort.limit` is taken again, a few times in all. Knows nothing of models or formats.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import signal
-import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Final, Self
+from typing import IO, Final, Self
 
 from .cells import MEMORY_TOKENS, START_TOKENS, Cell
 from .contention import wait_until_quiet, watched
+from .process import PeerFailed, Process, Seat
 
-BENCHMARKS: Final = Path(__file__).resolve().parents[1]
 WARM_TOKENS: Final = 2
 MEMORY_DECODES: Final = 64
-
-
-class PeerFailed(RuntimeError):
-    """A peer could not do what the cell asks."""
 
 
 @dataclass(frozen=True)
@@ -48,122 +40,38 @@ class Sample:
 
 @dataclass(frozen=True)
 class Effort:
-    """repeats: samples kept; retries: more of them when disturbed; limit: disturbance that is let pass."""
+    """repeats: samples kept; retries: more of them when disturbed; limit: disturbance that is let pass.
+
+    A peer whose samples would take longer than cell_s together gives fewer of them, but slow_repeats.
+    """
 
     repeats: int = 5
     retries: int = 4
     limit: float = 0.04
     patience_s: float = 20.0
+    cell_s: float = 60.0
+    slow_repeats: int = 3
 
-
-@dataclass(frozen=True)
-class Seat:
-    """How to start an entrant's process. shares_path: it imports what this process can, as kvwise's does."""
-
-    label: str
-    command: tuple[str, ...]
-    model: Path
-    options: dict[str, Any]
-    threads: int
-    shares_path: bool = False
+    def repeats_of(self, sample_s: float, *, ours: bool) -> int:
+        """Samples of an entrant of which one took `sample_s`. Ours always gives all."""
+        if ours or sample_s * self.repeats <= self.cell_s:
+            return self.repeats
+        return min(self.repeats, max(self.slow_repeats, int(self.cell_s / sample_s)))
 
 
 @dataclass
 class Series:
-    """Of one entrant in one cell: all samples in order, or why there are none."""
+    """Of one entrant in one cell: all samples in order, or why there are none; `wanted` of them count."""
 
     label: str
+    wanted: int
     samples: list[Sample] = field(default_factory=list)
     error: str | None = None
     ids: list[int] = field(default_factory=list)
 
-    def kept(self, repeats: int) -> list[Sample]:
+    def kept(self) -> list[Sample]:
         """The least disturbed ones."""
-        return sorted(self.samples, key=lambda sample: sample.disturbance)[:repeats]
-
-
-class Process:
-    """A peer's process. Stopped whenever it is not inside `call`."""
-
-    def __init__(self, seat: Seat, log: IO[bytes]) -> None:
-        own = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p] if seat.shares_path else []
-        environment = {
-            **{name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")},
-            "PYTHONPATH": os.pathsep.join([str(BENCHMARKS), *own]),
-            "OMP_NUM_THREADS": str(seat.threads),
-        }
-        self.seat = seat
-        self._pipe = subprocess.Popen(
-            seat.command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            env=environment,
-            start_new_session=True,
-        )
-
-    @property
-    def pid(self) -> int:
-        return self._pipe.pid
-
-    def call(self, do: str, **arguments: Any) -> dict[str, Any]:
-        """Raises PeerFailed."""
-        self._signal(signal.SIGCONT)
-        try:
-            return self.ask({"do": do, **arguments})
-        finally:
-            self._signal(signal.SIGSTOP)
-
-    def ask(self, *commands: dict[str, Any]) -> dict[str, Any]:
-        """Send all at once; the last answer."""
-        assert self._pipe.stdin is not None
-        assert self._pipe.stdout is not None
-        answer: dict[str, Any] = {}
-        try:
-            self._pipe.stdin.write("".join(json.dumps(c) + "\n" for c in commands))
-            self._pipe.stdin.flush()
-            for _ in commands:
-                line = self._pipe.stdout.readline()
-                if not line:
-                    raise PeerFailed(f"{self.seat.label} ended with code {self._pipe.wait()}")
-                answer = json.loads(line)
-                if "error" in answer:
-                    raise PeerFailed(answer["error"])
-        except BrokenPipeError:
-            raise PeerFailed(f"{self.seat.label} ended with code {self._pipe.wait()}") from None
-        return answer
-
-    def load_command(self, max_context: int, max_batch: int) -> dict[str, Any]:
-        seat = self.seat
-        return {
-            "do": "load",
-            "model": str(seat.model),
-            "threads": seat.threads,
-            "max_context": max_context,
-            "max_batch": max_batch,
-            "options": seat.options,
-        }
-
-    def close(self) -> None:
-        self._signal(signal.SIGKILL)
-        self._pipe.wait()
-        for pipe in (self._pipe.stdin, self._pipe.stdout):
-            if pipe is not None:
-                with suppress(BrokenPipeError):
-                    pipe.close()
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self._pipe.poll() is None:
-            os.killpg(self._pipe.pid, number)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        return sorted(self.samples, key=lambda sample: sample.disturbance)[: self.wanted]
 
 
 def prompt(vocab: int, tokens: int, seed: int) -> list[int]:
@@ -181,14 +89,15 @@ class Round:
         self._processes: dict[str, Process] = {}
         self._failures: dict[str, str] = {}
 
-    def measure(self, cells: Sequence[Cell]) -> dict[Cell, list[Series]]:
-        """Cells of prefill and decode that the same processes can serve."""
+    def measure(self, cells: Sequence[Cell]) -> Iterator[tuple[Cell, list[Series]]]:
+        """Cells of prefill and decode that the same processes can serve, one after the other."""
         spare = max((c.tokens for c in cells if c.kind == "decode"), default=1) * (
             self._effort.repeats + self._effort.retries + 1
         )
         max_context = max(c.context for c in cells) + spare + WARM_TOKENS + 1
         self._start(max_context, max(c.batch for c in cells))
-        return {cell: self._measure_cell(cell) for cell in cells}
+        for cell in cells:
+            yield cell, self._measure_cell(cell)
 
     def _start(self, max_context: int, max_batch: int) -> None:
         for seat in self._seats:
@@ -202,32 +111,27 @@ class Round:
                 self._fail(seat.label, failure)
 
     def _measure_cell(self, cell: Cell) -> list[Series]:
-        series = {seat.label: Series(seat.label) for seat in self._seats}
-        takers = {label: _Taker(process, cell, self._vocab) for label, process in self._processes.items()}
-        effort = self._effort
-        retries = dict.fromkeys(takers, effort.retries)
-        for number in range(effort.repeats):
+        series = [Series(seat.label, self._effort.repeats) for seat in self._seats]
+        takers = {
+            s.label: _Taker(self._processes[s.label], cell, self._vocab, self._effort, s)
+            for s in series
+            if s.label not in self._failures
+        }
+        for number in range(self._effort.repeats):
             for label, taker in takers.items():
-                if label in self._failures:
+                if label in self._failures or number >= taker.series.wanted:
                     continue
                 try:
-                    if number == 0:
-                        taker.warm()
-                    while True:
-                        sample = taker.take(len(series[label].samples), effort)
-                        series[label].samples.append(sample)
-                        if sample.disturbance <= effort.limit or not retries[label]:
-                            break
-                        retries[label] -= 1
+                    taker.take_round(number)
                 except PeerFailed as failure:
                     self._fail(label, failure)
         for label, taker in takers.items():
-            series[label].ids = taker.ids
-            series[label].error = self._failures.get(label)
             if label not in self._failures:
                 taker.finish()
-        _say(f"  {cell.name}: " + ", ".join(_short(s, effort.repeats) for s in series.values()))
-        return list(series.values())
+        for s in series:
+            s.error = self._failures.get(s.label)
+        _say(f"  {cell.name}: " + ", ".join(map(_short, series)))
+        return series
 
     def _fail(self, label: str, failure: PeerFailed) -> None:
         _say(f"  {label} failed: {failure}")
@@ -240,7 +144,7 @@ class Round:
 
     def measure_start(self, cell: Cell, keep_memory: bool) -> list[Series]:
         """Fresh processes: seconds from nothing to the first token, or the most that was resident."""
-        series = {seat.label: Series(seat.label) for seat in self._seats}
+        series = {seat.label: Series(seat.label, 1 if keep_memory else self._effort.repeats) for seat in self._seats}
         for seat in self._seats:
             _read_once(seat.model)
         for number in range(1 if keep_memory else self._effort.repeats + 1):  # the first run warms the file cache
@@ -253,7 +157,7 @@ class Round:
                         series[seat.label].samples.append(sample)
                 except PeerFailed as failure:
                     series[seat.label].error = str(failure)
-        _say(f"  {cell.name}: " + ", ".join(_short(s, self._effort.repeats) for s in series.values()))
+        _say(f"  {cell.name}: " + ", ".join(map(_short, series.values())))
         return list(series.values())
 
     def _cold_start(self, seat: Seat, number: int) -> Sample:
@@ -285,14 +189,34 @@ class Round:
 
 
 class _Taker:
-    """Takes the samples of one cell from one process."""
+    """Takes the samples of one cell from one process into a series."""
 
-    def __init__(self, process: Process, cell: Cell, vocab: int) -> None:
-        self._process, self._cell, self._vocab = process, cell, vocab
+    def __init__(self, process: Process, cell: Cell, vocab: int, effort: Effort, series: Series) -> None:
+        self._process, self._cell, self._vocab, self._effort = process, cell, vocab, effort
+        self.series = series
+        self._retries = effort.retries
         self._running = False
-        self.ids: list[int] = []  # the first request's, of the first sample
 
-    def warm(self) -> None:
+    def take_round(self, number: int) -> None:
+        """One sample, and more while they are disturbed and there are retries left. The first warms up before."""
+        if number == 0:
+            self._warm()
+        while True:
+            sample = self._take(len(self.series.samples))
+            self.series.samples.append(sample)
+            if number == 0:
+                seconds = self._cell.seconds_of(sample.value)
+                self.series.wanted = self._effort.repeats_of(seconds, ours=self._process.seat.shares_path)
+            if sample.disturbance <= self._effort.limit or not self._retries:
+                return
+            self._retries -= 1
+
+    def finish(self) -> None:
+        if self._running:
+            self._process.call("end")
+            self._running = False
+
+    def _warm(self) -> None:
         """The same work once, uncounted."""
         self._begin(-1)
         if self._cell.kind == "decode":
@@ -300,7 +224,8 @@ class _Taker:
         if self._cell.kind == "prefill" or self._cell.restarts:
             self.finish()
 
-    def take(self, number: int, effort: Effort) -> Sample:
+    def _take(self, number: int) -> Sample:
+        effort = self._effort
         if self._cell.kind == "prefill":
             wait_until_quiet(effort.limit, effort.patience_s)
             with watched(self._process.pid) as seen:
@@ -313,15 +238,10 @@ class _Taker:
         wait_until_quiet(effort.limit, effort.patience_s)
         with watched(self._process.pid) as seen:
             answer = self._process.call("advance", tokens=self._cell.tokens)
-        self.ids = self.ids or answer["ids"]
+        self.series.ids = self.series.ids or answer["ids"]
         if self._cell.restarts:
             self.finish()
         return Sample(self._cell.batch * self._cell.tokens / answer["seconds"], seen.foreign, seen.stolen)
-
-    def finish(self) -> None:
-        if self._running:
-            self._process.call("end")
-            self._running = False
 
     def _begin(self, number: int) -> float:
         seed = 1000 * (number + 2)
@@ -338,8 +258,8 @@ def _read_once(model: Path) -> None:
                 pass
 
 
-def _short(series: Series, repeats: int) -> str:
-    values = sorted(s.value for s in series.kept(repeats))
+def _short(series: Series) -> str:
+    values = sorted(s.value for s in series.kept())
     return f"{series.label} {values[len(values) // 2]:.4g}" if values else f"{series.label} –"
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from .server import Load, Prompts, serve
 
 BATCH = 2048
+COPIED_FROM = 4096  # prompt tokens of all sequences together
 
 
 class LlamaCpp:
@@ -47,10 +48,16 @@ class LlamaCpp:
         return {"llama-cpp-python": version("llama-cpp-python"), "flags": flags}
 
     def begin(self, prompts: Prompts) -> None:
+        """Long prompts of a batch would take minutes: the first is computed, and its cache copied to the others."""
         self._ids = []
         self._at = len(prompts[0])
         self._next = []
+        copies = len(prompts) > 1 and len(prompts) * self._at > COPIED_FROM
         for sequence, prompt in enumerate(prompts):
+            if sequence and copies:
+                self._c.llama_memory_seq_cp(self._c.llama_get_memory(self._context), 0, sequence, -1, -1)
+                self._next.append(self._next[0])
+                continue
             for start in range(0, len(prompt), BATCH):
                 piece = prompt[start : start + BATCH]
                 last = start + len(piece) == len(prompt)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
+from pathlib import Path
 from typing import Any
 
 from .server import Load, Prompts, serve
-
-KV_GIB = 3
 
 
 class Vllm:
     def load(self, load: Load) -> None:
         os.environ.update(
-            VLLM_CPU_KVCACHE_SPACE=str(load.options.get("kv_gib", KV_GIB)),
+            VLLM_CPU_KVCACHE_SPACE=str(_kv_gib(load)),
             VLLM_CPU_OMP_THREADS_BIND=f"0-{load.threads - 1}",
             VLLM_CPU_NUM_OF_RESERVED_CPU="0",
             VLLM_ENABLE_V1_MULTIPROCESSING="0",
@@ -80,6 +80,13 @@ class Vllm:
             self._counts[output.request_id] = len(ids)
             if output.request_id.endswith(".0"):
                 self._ids = list(ids)
+
+
+def _kv_gib(load: Load) -> int:
+    """Whole GiB that hold K and V of all requests in bfloat16, and one block more of each."""
+    config = json.loads(Path(load.model, "config.json").read_text("utf-8"))
+    token_bytes = 4 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
+    return int(-(-load.max_batch * (load.max_context + 128) * token_bytes // 2**30))
 
 
 if __name__ == "__main__":
