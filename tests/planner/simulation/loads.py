@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from hypothesis import strategies as st
 
 from kvwise.planner.simulation.load import Load, RequestSize
@@ -12,6 +14,18 @@ from kvwise.spec.shape import StepLimits, StepShape
 def price(shape: StepShape) -> float:
     """Some time that depends on all that a step is."""
     return 1e-3 + 1e-4 * shape.num_tokens + 1e-6 * sum(shape.contexts) + 1e-5 * shape.num_logits_rows
+
+
+class EveryStepPriced:
+    """Step times without any shortcut."""
+
+    def __init__(self, price: Callable[[StepShape], float] = price) -> None:
+        self.step_seconds = price
+
+    def decode_seconds(self, contexts: Sequence[int], num_steps: int) -> list[float]:
+        queries = (1,) * len(contexts)
+        shapes = (StepShape(queries, tuple(n + i for n in contexts), len(contexts)) for i in range(num_steps))
+        return [self.step_seconds(shape) for shape in shapes]
 
 
 @st.composite

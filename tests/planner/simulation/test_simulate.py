@@ -9,15 +9,14 @@ from hypothesis import given, settings
 
 from kvwise.engine.queue import OpenStep
 from kvwise.errors import BackendError, UsageError
-from kvwise.planner.simulation.clock import PricedSteps
 from kvwise.planner.simulation.load import Load, RequestSize, closed_load, fixed_sizes
 from kvwise.planner.simulation.record import Record
 from kvwise.planner.simulation.simulate import EngineSetup, simulate
-from kvwise.spec.shape import StepLimits
-from planner.simulation.loads import loads, price, setups
+from kvwise.spec.shape import StepLimits, StepShape
+from planner.simulation.loads import EveryStepPriced, loads, price, setups
 from planner.simulation.real_engine import Decision, RealEngine, decision
 
-TIMES = PricedSteps(price)
+TIMES = EveryStepPriced()
 ROOMY = EngineSetup(1000, StepLimits(64, 8, 8, 2000))
 
 
@@ -110,8 +109,6 @@ def test_one_request_alone_takes_its_steps_one_after_the_other() -> None:
 
 
 def price_of(queries: tuple[int, ...], contexts: tuple[int, ...], rows: int) -> float:
-    from kvwise.spec.shape import StepShape
-
     return price(StepShape(queries, contexts, rows))
 
 
@@ -131,7 +128,7 @@ def test_a_closed_loop_keeps_as_many_in_flight_as_it_says() -> None:
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_price_that_is_no_time_is_refused(seconds: float) -> None:
     with pytest.raises(BackendError, match="priced at"):
-        simulate(closed_load(fixed_sizes(5, 5, 1), 1), ROOMY, PricedSteps(lambda _: seconds))
+        simulate(closed_load(fixed_sizes(5, 5, 1), 1), ROOMY, EveryStepPriced(lambda _: seconds))
 
 
 def test_more_tokens_than_ids_are_refused() -> None:
