@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 import kvwise
 from kvwise.planner.memory import plan_shape
 from kvwise.units import GiB, KiB, MiB
+from planner.test_published_models import CONFIGS
 
-CONFIGS: dict[str, dict[str, Any]] = {
-    m["id"]: m["config"] for m in json.loads((Path(__file__).parent / "models.json").read_text())["models"]
-}
 LLAMA_3_70B = CONFIGS["meta-llama/Llama-3.1-70B"]
 LLAMA_2_7B = CONFIGS["meta-llama/Llama-2-7b-hf"]
 
