@@ -55,10 +55,12 @@ bench: $(DEV_READY) $(BUILT)
 	@$(BIN)/python benchmarks/startup.py
 	@$(BENCH) $(if $(BENCH_WORK),--work $(BENCH_WORK)) --weights 8-bit,4-bit $(BENCH_ARGS)
 
-# Everybody, each peer installed into an environment of its own under BENCH_WORK first: 25 GB and hours.
+# Everybody, each peer installed into an environment of its own under BENCH_WORK first: 25 GB and hours. What is
+# measured is kept: BENCH_ARGS='--resume --minutes 9' goes on where the last run ended.
 bench-peers: $(DEV_READY) $(BUILT)
 	@$(BIN)/python -m kvwise.checkpoint.bundled --quiet
-	@$(BENCH) $(if $(BENCH_WORK),--work $(BENCH_WORK)) --peers all --install --figure docs/peers.svg $(BENCH_ARGS)
+	@$(BENCH) $(if $(BENCH_WORK),--work $(BENCH_WORK)) --peers all --install \
+	    --json benchmarks/results/peers.json --publish $(BENCH_ARGS)
 
 bench-quality: $(DEV_READY) $(BUILT)
 	@$(BIN)/python -m kvwise.checkpoint.bundled --quiet

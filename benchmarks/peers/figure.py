@@ -47,7 +47,9 @@ def draw(results: dict[str, Any], path: Path) -> None:
         for m in dict.fromkeys(_marker(OUR_MARKERS, row) for row in rows if row["ours"])
     ]
     legend += [
-        Line2D([], [], color=PEER, marker=m, linestyle="", markerfacecolor="none", label=n) for n, m in MARKERS.items()
+        Line2D([], [], color=PEER, marker=marker, linestyle="", markerfacecolor="none", label=name)
+        for name, marker in MARKERS.items()
+        if any(row["label"].startswith(name) and row["weights"] in weights for row in rows)
     ]
     legend += [Line2D([], [], color=LIMIT, marker="|", linestyle="", markersize=9, label="this machine's limit")]
     columns = len(legend) if len(models) > 1 else 2
