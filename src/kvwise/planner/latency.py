@@ -107,17 +107,20 @@ def predict_latency(
     step_tokens: int,
     band: ErrorBand,
     mixes_prefill: bool = True,
+    parts: int = 1,
     ridge: float | None = None,
     turning: bool = True,
 ) -> Latency:
     """Everything from a pricer and a workload. Pure. Without `turning` no turning batch is looked for.
 
+    parts: requests are taken in as many groups, each with steps of its own, at the same time: stages of a pipeline.
     Raises NotMeasured where the machine's figures lack what the model needs.
     """
-    steady = steady_state(pricer, work, step_tokens=step_tokens, mixes_prefill=mixes_prefill)
+    group = work.part(parts)
+    steady = steady_state(pricer, group, step_tokens=step_tokens, mixes_prefill=mixes_prefill)
     alone = min(work.prompt_tokens, step_tokens)
     prefill = _regime("prefill", pricer.price(StepShape.prefill(alone)), alone, alone)
-    decode_price = pricer.price(StepShape.decode(work.mean_context, work.running))
+    decode_price = pricer.price(StepShape.decode(work.mean_context, group.running))
     ttft_s = _estimate(steady.ttft_s, band.ttft if work.concurrency == 1 else band.loaded_ttft)
     tpot_s = None if steady.tpot_s is None else _estimate(steady.tpot_s, band.tpot)
     intervals = work.output_tokens - 1
@@ -129,7 +132,7 @@ def predict_latency(
         prompt_tokens=work.prompt_tokens,
         output_tokens=work.output_tokens,
         concurrency=work.concurrency,
-        running=work.running,
+        running=min(work.concurrency, parts * group.running),
         ttft_s=ttft_s,
         tpot_s=tpot_s,
         response_s=response_s,
@@ -137,7 +140,7 @@ def predict_latency(
             per_response / response_s.value, per_response / response_s.high, per_response / response_s.low
         ),
         prefill=prefill,
-        decode=_regime("decode", decode_price, work.running, work.mean_context),
+        decode=_regime("decode", decode_price, group.running, work.mean_context),
         ridge=ridge,
         turning_batch=turning_batch(pricer, work.mean_context) if turning else None,
         matmul_turning_batch=turning_batch(pricer, work.mean_context, KernelKind.MATMUL) if turning else None,
@@ -219,6 +222,7 @@ def placed_latency(pricer: RooflinePricer, work: Workload, *, has_experts: bool,
         step_tokens=engine.max_step_tokens,
         band=band,
         mixes_prefill=engine.mixes_prefill,
+        parts=placement.pipeline_parallel,
         ridge=ridge or None,
         turning=turning,
     )

@@ -103,8 +103,8 @@ def plan(
         placed = plan_placed(
             program, _shares(types), kv, placement, policy, context=context, batch=batch, memory_limit=memory_limit
         )
-    if placement is not None:
-        work = Workload(*split_context(context, output_tokens), batch)
+    if placement is not None and placed is not None:
+        work = Workload(*split_context(context, output_tokens), batch, max(1, placed.max_requests) * context)
         latency = _latency(program, types, kv, placement, engine, work)
     return Plan(
         model=described.name,

@@ -15,7 +15,7 @@ Percentiles, arrivals and preemption are for planner/simulation. Pure.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvwise.backends.price.step import StepPricer
 from kvwise.spec.shape import StepShape
@@ -42,6 +42,13 @@ class Workload:
     def mean_context(self) -> int:
         """Of a decode step, over the response."""
         return self.prompt_tokens + (self.output_tokens + 1) // 2
+
+    def part(self, parts: int) -> Workload:
+        """One of `parts` groups of its requests."""
+        if parts == 1:
+            return self
+        cache_tokens = None if self.cache_tokens is None else self.cache_tokens // parts
+        return replace(self, concurrency=math.ceil(self.concurrency / parts), cache_tokens=cache_tokens)
 
     @property
     def tokens_per_step(self) -> float:
