@@ -49,7 +49,7 @@ class Process:
             stderr=log,
             text=True,
             env=environment,
-            start_new_session=True,
+            process_group=0,
         )
 
     @property
