@@ -16,6 +16,7 @@ STUDIES: Final[Table[Study]] = Table(
         "what-fills-memory": "kvwise.studies.what_fills_memory:STUDY",
         "fewer-kv-heads": "kvwise.studies.fewer_kv_heads:STUDY",
         "pages": "kvwise.studies.pages:STUDY",
+        "training-prefill-decode": "kvwise.studies.training_prefill_decode:STUDY",
     },
     UsageError,
 )

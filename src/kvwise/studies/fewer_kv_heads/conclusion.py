@@ -11,8 +11,7 @@ from kvwise.units import format_bytes, format_seconds
 
 def conclude(results: Results) -> Conclusion:
     timed, changed = results["timed"], results["changed"]
-    most, *_, least = timed
-    context = most["tpot"][-1]["context"]
+    context = timed[0]["tpot"][-1]["context"]
     steps = ", ".join(f"{model['name']} {format_seconds(model['tpot'][-1]['measured_s'])}" for model in timed)
     variants = {row["name"]: row for row in changed["variants"]}
     before, after = variants["as trained"], variants["their mean"]
@@ -44,15 +43,15 @@ def _points(results: Results, variants: dict[str, Any]) -> list[str]:
     slopes = ", ".join(f"{format_seconds(1000 * seconds_per_token(m))} with {m['kv_heads']}" for m in timed)
     copies, mean, first = variants["each copied 3 times"], variants["their mean"], variants["the first alone"]
     return [
-        f"Each of the three has {most['parameters'] / 1e6:.0f} million parameters: what the projections to K and V save, "
-        f"the MLP has more. A token keeps {kept}.",
+        f"Each of the three has {most['parameters'] / 1e6:.0f} million parameters: what the projections to K and V "
+        f"save, the MLP has more. A token keeps {kept}.",
         f"Every thousand tokens of context add to a step: {slopes}. Bytes fall "
         f"{most['kv_bytes_per_token'] / least['kv_bytes_per_token']:.0f}-fold and time less: as many query heads are "
         f"multiplied with whatever is kept, so arithmetic stays when reading shrinks.",
         f"More heads for a trained model cost nothing but memory: with each head of {changed['model']} "
         f"copied 3 times, logits differ by {copies['divergence']:g} nats and every token is the same "
         f"({copies['top_1']:.0%}), at {format_bytes(copies['kv_bytes_per_token'])} a token.",
-        f"Fewer heads are another model: their mean is {mean['divergence']:.1f} nats from what was trained and picks the "
-        f"same token in {mean['top_1']:.0%} of places, the first alone is {first['divergence']:.1f} nats away. Query heads "
-        f"were trained against the keys that they got.",
+        f"Fewer heads are another model: their mean is {mean['divergence']:.1f} nats from what was trained and picks "
+        f"the same token in {mean['top_1']:.0%} of places, the first alone is {first['divergence']:.1f} nats away. "
+        f"Query heads were trained against the keys that they got.",
     ]
