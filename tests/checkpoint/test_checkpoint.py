@@ -35,6 +35,7 @@ from checkpoint.writers import (
 )
 from kvwise.checkpoint import Checkpoint, match_tensors, open_checkpoint, read_config
 from kvwise.checkpoint.names import canonical_name
+from kvwise.checkpoint.row_order import interleaved_to_half
 from kvwise.errors import CheckpointError, KvwiseError, SpecError, UnknownArchitecture
 
 WEIGHTS = {canonical_name(name, "llama", "safetensors"): w for name, w in llama_weights().items()}
@@ -55,20 +56,19 @@ def write_gguf(folder: Path, tensors: list[GgufTensor], **metadata: Typed | None
     return path
 
 
-def values(checkpoint: Checkpoint, name: str, *, copy: bool = False) -> NDArray[Any]:
-    return checkpoint.read(name, copy=copy).view(np.float32).reshape(checkpoint.tensors[name].shape)
+def values(checkpoint: Checkpoint, name: str) -> NDArray[Any]:
+    return checkpoint.read(name).view(np.float32).reshape(checkpoint.tensors[name].shape)
 
 
 @pytest.mark.parametrize("container", ["gguf", "single", "sharded"])
-@pytest.mark.parametrize("copy", [False, True])
-def test_every_container_gives_the_same_weights(tmp_path: Path, gguf: Path, container: str, copy: bool) -> None:
+def test_every_container_gives_the_same_weights(tmp_path: Path, gguf: Path, container: str) -> None:
     path = {"gguf": lambda: gguf, "single": lambda: write_single(tmp_path / "s"),
             "sharded": lambda: write_sharded(tmp_path / "n")}[container]()  # fmt: skip
     with open_checkpoint(path) as checkpoint:
         match_tensors(SHAPES, checkpoint)
         for name, expected in WEIGHTS.items():
             assert name is not None
-            np.testing.assert_array_equal(values(checkpoint, name, copy=copy), expected, err_msg=name)
+            np.testing.assert_array_equal(values(checkpoint, name), expected, err_msg=name)
 
 
 def test_what_is_stored_is_listed_with_its_bytes(gguf: Path) -> None:
@@ -88,46 +88,47 @@ def test_a_read_has_rows_of_bytes_and_a_vector_is_one_row(gguf: Path) -> None:
         assert checkpoint.read("embed.weight").dtype == np.uint8
 
 
-@pytest.mark.parametrize("copy", [False, True])
-def test_what_was_read_can_not_be_written(gguf: Path, copy: bool) -> None:
+def test_what_was_read_can_not_be_written(gguf: Path) -> None:
     with open_checkpoint(gguf) as checkpoint:
         for name in ("embed.weight", K):
             with pytest.raises(ValueError):
-                checkpoint.read(name, copy=copy)[0, 0] = 1
+                checkpoint.read(name)[0, 0] = 1
 
 
-def test_released_pages_come_back_when_read_again(gguf: Path) -> None:
-    with open_checkpoint(gguf) as checkpoint:
-        for _ in range(2):
-            for name in checkpoint.tensors:
-                before = checkpoint.read(name).copy()
-                checkpoint.release(name)
-                np.testing.assert_array_equal(checkpoint.read(name), before)
-
-
-def test_a_view_outlives_close_and_reading_does_not(gguf: Path) -> None:
+def test_what_was_read_outlives_close_and_reading_does_not(gguf: Path) -> None:
     checkpoint = open_checkpoint(gguf)
-    view = checkpoint.read("final_norm.weight")
+    raw = checkpoint.read("final_norm.weight")
     checkpoint.close()
     checkpoint.close()
-    np.testing.assert_array_equal(view.view(np.float32)[0], WEIGHTS["final_norm.weight"])
-    with pytest.raises(CheckpointError, match="closed"):
-        checkpoint.read("final_norm.weight")
+    np.testing.assert_array_equal(raw.view(np.float32)[0], WEIGHTS["final_norm.weight"])
+    for use in (checkpoint.read, checkpoint.locate):
+        with pytest.raises(CheckpointError, match="closed"):
+            use("final_norm.weight")
 
 
-@pytest.mark.parametrize("copy", [False, True])
-def test_a_file_that_shrank_is_an_error_not_a_crash(gguf: Path, copy: bool) -> None:
+def test_a_file_that_shrank_is_an_error_not_a_crash(gguf: Path) -> None:
     with open_checkpoint(gguf) as checkpoint:
         os.truncate(gguf, 4096)
         with pytest.raises(CheckpointError, match="shrank"):
-            checkpoint.read("layers.1.mlp.down.weight", copy=copy)
+            checkpoint.read("layers.1.mlp.down.weight")
 
 
-def test_a_copy_survives_a_file_that_shrinks_afterwards(gguf: Path) -> None:
+def test_what_was_read_survives_a_file_that_shrinks_afterwards(gguf: Path) -> None:
     with open_checkpoint(gguf) as checkpoint:
-        raw = checkpoint.read("embed.weight", copy=True)
+        raw = checkpoint.read("embed.weight")
         os.truncate(gguf, 0)
         np.testing.assert_array_equal(raw.view(np.float32), WEIGHTS["embed.weight"])
+
+
+def test_where_rows_lie_is_where_they_are_read(gguf: Path) -> None:
+    with open_checkpoint(gguf) as checkpoint:
+        for name, tensor in checkpoint.tensors.items():
+            place = checkpoint.locate(name)
+            raw = np.frombuffer(os.pread(place.descriptor, tensor.nbytes, place.offset), np.uint8)
+            heads = place.interleaved_heads
+            in_order = interleaved_to_half(raw, tensor.shape[0], heads) if heads else raw
+            assert in_order.tobytes() == checkpoint.read(name).tobytes()
+            assert bool(heads) == (".attn.q." in name or ".attn.k." in name)
 
 
 def test_biases_of_a_llama_gguf_are_reordered_like_their_rows(tmp_path: Path) -> None:
@@ -152,8 +153,6 @@ def test_rows_of_other_architectures_stay_in_order(tmp_path: Path) -> None:
 
 @given(st.integers(1, 4), st.integers(1, 8), st.integers(1, 40))
 def test_undoing_the_row_order_is_exact_for_every_size(heads: int, pairs: int, row_bytes: int) -> None:
-    from kvwise.checkpoint.row_order import interleaved_to_half
-
     rows = heads * pairs * 2
     half = np.random.default_rng(rows).integers(0, 256, (rows, row_bytes), dtype=np.uint8)
     np.testing.assert_array_equal(

@@ -31,8 +31,8 @@ from checkpoint.writers import (
     llama_gguf_tensors,
     llama_metadata,
 )
+from kvwise.checkpoint.checked_file import CheckedFile
 from kvwise.checkpoint.gguf import GgufContents, read_gguf
-from kvwise.checkpoint.mapped_file import MappedFile
 from kvwise.errors import CheckpointError, KvwiseError
 
 F32_TENSOR = GgufTensor("t", [4, 2], 0, bytes(32))
@@ -41,7 +41,7 @@ F32_TENSOR = GgufTensor("t", [4, 2], 0, bytes(32))
 def read(folder: Path, raw: bytes) -> GgufContents:
     path = folder / "m.gguf"
     path.write_bytes(raw)
-    with MappedFile(path) as file:
+    with CheckedFile(path) as file:
         return read_gguf(file)
 
 
@@ -111,7 +111,7 @@ def test_every_shorter_file_is_refused_for_its_tensors(tmp_path: Path) -> None:
     raw = llama_gguf()
     path = tmp_path / "m.gguf"
     path.write_bytes(raw)
-    with MappedFile(path) as file:
+    with CheckedFile(path) as file:
         end = max(t.offset + t.nbytes for t in read_gguf(file).tensors)
     for length in (end - 1, end - 4096, end // 2):
         with pytest.raises(CheckpointError, match="truncated"):
@@ -229,7 +229,7 @@ def test_changed_bytes_give_contents_or_a_clear_error(
 def test_gguf_of_the_bundled_model_is_what_the_format_package_reads(bundled_model: Path) -> None:
     gguf = pytest.importorskip("gguf")
     theirs = gguf.GGUFReader(bundled_model)
-    with MappedFile(bundled_model) as file:
+    with CheckedFile(bundled_model) as file:
         ours = read_gguf(file)
     assert ours.metadata == {k: f.contents() for k, f in theirs.fields.items() if not k.startswith("GGUF.")}
     assert [(t.name, t.shape, t.offset, t.nbytes) for t in ours.tensors] == [

@@ -23,7 +23,7 @@ from checkpoint.writers import (
     write_sharded,
     write_single,
 )
-from kvwise.checkpoint.mapped_file import MappedFile
+from kvwise.checkpoint.checked_file import CheckedFile
 from kvwise.checkpoint.safetensors import missing_weight_files, read_safetensors, read_safetensors_folder
 from kvwise.checkpoint.stored import FileTensor
 from kvwise.errors import CheckpointError, KvwiseError
@@ -34,7 +34,7 @@ ONE = {"t": np.arange(6, dtype=np.float32).reshape(2, 3)}
 def read(folder: Path, raw: bytes) -> tuple[FileTensor, ...]:
     path = folder / "m.safetensors"
     path.write_bytes(raw)
-    with MappedFile(path) as file:
+    with CheckedFile(path) as file:
         return read_safetensors(file)
 
 

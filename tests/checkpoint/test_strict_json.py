@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvwise.checkpoint.mapped_file import MappedFile
+from kvwise.checkpoint.checked_file import CheckedFile
 from kvwise.checkpoint.strict_json import (
     MAX_INDEX_BYTES,
     MAX_INDEX_ENTRIES,
@@ -94,7 +94,7 @@ def index_text(entries: int, value: str = '"model-00001-of-00061.safetensors"') 
 def read_index(folder: Path, raw: bytes) -> dict[str, object]:
     path = folder / "model.safetensors.index.json"
     path.write_bytes(raw)
-    with MappedFile(path) as file:
+    with CheckedFile(path) as file:
         return read_json_index(file)
 
 
@@ -126,5 +126,5 @@ def test_an_index_beyond_the_limit_is_refused_unread(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors.index.json"
     with path.open("wb") as sparse:
         sparse.truncate(MAX_INDEX_BYTES + 1)
-    with MappedFile(path) as file, pytest.raises(CheckpointError, match="at most"):
+    with CheckedFile(path) as file, pytest.raises(CheckpointError, match="at most"):
         read_json_index(file)

@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 
 from kvwise.backends.native.backend import NATIVE
 from kvwise.backends.protocol import LoadedProgram, LoadOptions
+from kvwise.checkpoint.unnamed_file import UnnamedFile
 from kvwise.program.ir import Program, Role
 from kvwise.spec.batch import StepBatch
 from kvwise.spec.dtypes import TENSOR_TYPES, TensorType
 from kvwise.spec.kv import BLOCK_TOKENS, KV_TYPES, KVCacheSpec
 from kvwise.spec.shape import StepLimits
-from kvwise.spec.weights import WeightSource
+from kvwise.spec.weights import StoredRows, WeightSource
 from native.matrices import random_matrix
 
 LIMITS = StepLimits(max_tokens=400, max_logits_rows=400, max_requests=8, max_context=400)
@@ -40,17 +41,17 @@ class RandomWeights:
 
     def __init__(self, program: Program, kind: str, seed: int = 0) -> None:
         rng = np.random.default_rng(seed)
-        self.released: list[str] = []
         self.tensors: Mapping[str, RandomTensor] = {
             w.name: _random_tensor(w.name, w.shape, "f32" if w.role is Role.VECTOR else kind, rng)
             for w in program.weights.values()
         }
+        self._file = UnnamedFile()
 
     def read(self, name: str) -> NDArray[np.uint8]:
         return self.tensors[name].raw
 
-    def release(self, name: str) -> None:
-        self.released.append(name)
+    def locate(self, name: str) -> StoredRows:
+        return self._file.append(self.tensors[name].raw)
 
 
 def _random_tensor(name: str, shape: tuple[int, ...], kind: str, rng: np.random.Generator) -> RandomTensor:

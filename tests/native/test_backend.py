@@ -79,19 +79,6 @@ def test_kv_is_resident_only_where_tokens_were_written() -> None:
     assert 3 * block_bytes <= touched <= 3 * block_bytes + 2 * page * len(LLAMA.kv_layers)
 
 
-def test_each_weight_is_given_back_and_progress_runs_from_nothing_to_all() -> None:
-    source, seen = RandomWeights(LLAMA, "q8_0"), []
-    types = {name: tensor.type for name, tensor in source.tensors.items()}
-    options = LoadOptions(NUM_BLOCKS, LIMITS, progress=lambda done, total: seen.append((done, total)))
-    kv = KVCacheSpec(LLAMA.kv_layers, KV_TYPES["f16"])
-    NATIVE.load(NATIVE.lower(LLAMA, types), source, kv, options)
-    total = sum(tensor.nbytes for tensor in source.tensors.values())
-    assert source.released == list(LLAMA.weights)
-    assert seen[0] == (0, total)
-    assert seen[-1] == (total, total)
-    assert seen == sorted(seen)
-
-
 def test_memory_that_the_system_refuses_is_said_with_its_size() -> None:
     with pytest.raises(BackendError, match=r"can't allocate .* bytes for the KV pool"):
         load(LLAMA, RandomWeights(LLAMA, "f32"), num_blocks=2**44)

@@ -56,12 +56,16 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How to load. `threads` includes the calling one; `progress` is called from it, at least at 0 and at the end."""
+    """How to load. `threads` includes the calling one; `progress` is called from it, at least at 0 and at the end.
+
+    meanwhile: called once by the same thread, while others read weights where the backend has any to do it.
+    """
 
     num_blocks: int
     limits: StepLimits
     threads: int = 1
     progress: Progress | None = None
+    meanwhile: Callable[[], None] | None = None
 
 
 class LoadedProgram(Protocol):

@@ -13,11 +13,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Self
 
 from kvwise.checkpoint.names import Format, canonical_name, reason_ignored
-from kvwise.checkpoint.row_order import INTERLEAVED_ARCHITECTURES, interleaved_to_half, rotary_heads
+from kvwise.checkpoint.row_order import INTERLEAVED_ARCHITECTURES, check_pairs, interleaved_to_half, rotary_heads
 from kvwise.checkpoint.stored import FileTensor, StoredTensor
 from kvwise.errors import CheckpointError
 from kvwise.spec.fields import shown
 from kvwise.spec.model import ModelSpec
+from kvwise.spec.weights import StoredRows
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,35 +60,32 @@ class Checkpoint:
         self.ignored = MappingProxyType(ignored)
         self._interleaved = file_format == "gguf" and metadata.get("general.architecture") in INTERLEAVED_ARCHITECTURES
 
-    def read(self, name: str, *, copy: bool = False) -> NDArray[np.uint8]:
-        """Raw bytes of a tensor, read-only: [rows, row_bytes], a vector being one row. Valid until close.
+    def read(self, name: str) -> NDArray[np.uint8]:
+        """A copy of a tensor's raw bytes, read-only: [rows, row_bytes], a vector being one row.
 
-        A view of the mapping, unless `copy`, or unless rows had to be reordered. A copy is immune to a file that
-        shrinks afterwards. Raises CheckpointError if the file shrank already, or if a head stored beside tied
-        embeddings differs from them.
+        Raises CheckpointError if the file shrank, or if a head stored beside tied embeddings differs from them.
         """
         import numpy as np
 
-        tensor, source = self.tensors[name], self._sources[name]
+        source, stored = self._sources[name], self.locate(name)
+        raw = np.frombuffer(source.file.pread(source.offset, source.nbytes), np.uint8)
+        if stored.interleaved_heads:
+            raw = interleaved_to_half(raw, self.tensors[name].shape[0], stored.interleaved_heads)
+        raw.flags.writeable = False
+        return raw.reshape(self.tensors[name].num_rows, -1)
+
+    def locate(self, name: str) -> StoredRows:
+        """Where a tensor's rows lie, until close. Raises CheckpointError as `read` does for tied embeddings."""
+        source = self._sources[name]
         if name == "embed.weight" and self._tied_head is not None:
             _check_tied(source, self._tied_head)
-        if copy:
-            raw = np.frombuffer(source.file.pread(source.offset, source.nbytes), np.uint8)
-        else:
-            raw = source.file.view(source.offset, source.nbytes)
         heads = rotary_heads(name, self.spec) if self._interleaved else None
         if heads is not None:
-            raw = interleaved_to_half(raw, tensor.shape[0], heads)
-        raw.flags.writeable = False
-        return raw.reshape(tensor.num_rows, -1)
-
-    def release(self, name: str) -> None:
-        """Give back the mapped pages of a tensor that was consumed. Idempotent; its views stay valid."""
-        source = self._sources[name]
-        source.file.release(source.offset, source.nbytes)
+            check_pairs(source.shape[0], heads)
+        return StoredRows(source.file.descriptor, source.offset, heads or 0)
 
     def close(self) -> None:
-        """Close the files. Idempotent; a view that is still alive keeps its mapping."""
+        """Close the files. Idempotent."""
         self._files.close()
 
     def __enter__(self) -> Self:

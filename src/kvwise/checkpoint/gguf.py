@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
+from kvwise.checkpoint.checked_file import CheckedFile
 from kvwise.checkpoint.gguf_cursor import HeaderCursor
-from kvwise.checkpoint.mapped_file import MappedFile
 from kvwise.checkpoint.stored import FileTensor
 from kvwise.errors import CheckpointError
 from kvwise.spec.dtypes import TENSOR_TYPE_BY_GGML_ID, TensorType
@@ -59,7 +59,7 @@ class GgufContents:
     tensors: tuple[FileTensor, ...]
 
 
-def read_gguf(file: MappedFile) -> GgufContents:
+def read_gguf(file: CheckedFile) -> GgufContents:
     """The header of a GGUF file: metadata and tensors, all checked against the file's size.
 
     Raises CheckpointError for anything that breaks the format or exceeds this module's limits.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from typing import Any, Final
 
-from kvwise.checkpoint.mapped_file import MappedFile
+from kvwise.checkpoint.checked_file import CheckedFile
 from kvwise.errors import CheckpointError
 
 _MAX_HEADER_BYTES: Final = 2**26  # a vocabulary of 202,048 tokens with its merges takes 12 MiB
@@ -20,7 +20,7 @@ _U64: Final = struct.Struct("<Q")
 class HeaderCursor:
     """`position` is the next unread byte; `cost_left` what arrays may still cost, in scalars."""
 
-    def __init__(self, file: MappedFile, max_array_cost: int) -> None:
+    def __init__(self, file: CheckedFile, max_array_cost: int) -> None:
         self.file = file
         self.position = 0
         self.cost_left = max_array_cost

@@ -11,10 +11,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
+from kvwise.checkpoint.checked_file import CheckedFile
 from kvwise.checkpoint.checkpoint import Checkpoint
 from kvwise.checkpoint.folder import gguf_in_folder, model_file, refuse_pickle
 from kvwise.checkpoint.gguf import GGUF_MAGIC, GgufContents, read_gguf
-from kvwise.checkpoint.mapped_file import MappedFile
 from kvwise.checkpoint.safetensors import INDEX_FILE, read_safetensors, read_safetensors_folder
 from kvwise.checkpoint.stored import FileTensor
 from kvwise.checkpoint.strict_json import read_json_object
@@ -56,7 +56,7 @@ def read_config(path: str | Path) -> dict[str, object]:
         if found is None:
             raise CheckpointError(f"{path} has no {CONFIG_FILE}", expected="it beside the weights")
         path = found
-    with MappedFile(path) as file:
+    with CheckedFile(path) as file:
         return read_json_object(file)
 
 
@@ -71,7 +71,7 @@ def open_tensors(path: str | Path) -> Iterator[tuple[FileTensor, ...]]:
         if path.is_dir() or path.name == INDEX_FILE:
             yield read_safetensors_folder(path if path.is_dir() else path.parent, files)
         else:
-            yield read_safetensors(files.enter_context(MappedFile(path)))
+            yield read_safetensors(files.enter_context(CheckedFile(path)))
 
 
 def _no_check(_: ModelSpec) -> None:
@@ -98,7 +98,7 @@ def _open_file(path: Path, files: ExitStack, check: Check) -> Checkpoint:
     refuse_pickle(path)
     if path.name == INDEX_FILE:
         return _open_folder(path.parent, files, check)
-    file = files.enter_context(MappedFile(path))
+    file = files.enter_context(CheckedFile(path))
     if path.suffix.lower() == ".gguf" or file.pread(0, min(4, file.size_bytes)) == GGUF_MAGIC:
         contents = read_gguf(file)
         spec = spec_from_gguf(

@@ -35,15 +35,20 @@ def rotary_heads(name: str, spec: ModelSpec) -> int | None:
     return attention.num_q_heads if found["which"] == "q" else attention.num_kv_heads
 
 
+def check_pairs(num_rows: int, num_heads: int) -> None:
+    """Raise CheckpointError if the rows are not a whole number of pairs per head."""
+    if num_rows % (2 * num_heads):
+        raise CheckpointError(
+            f"{num_rows} rows of queries or keys can't be {num_heads} heads of rotary pairs",
+            expected=f"a multiple of {2 * num_heads}",
+        )
+
+
 def interleaved_to_half(raw: NDArray[np.uint8], num_rows: int, num_heads: int) -> NDArray[np.uint8]:
     """A copy of `raw` [bytes], seen as `num_rows` equal rows, with each head's rows in the half layout.
 
     Raises CheckpointError if the rows are not a whole number of pairs per head.
     """
-    if num_rows % (2 * num_heads) or raw.size % num_rows:
-        raise CheckpointError(
-            f"{num_rows} rows of queries or keys can't be {num_heads} heads of rotary pairs",
-            expected=f"a multiple of {2 * num_heads}",
-        )
+    check_pairs(num_rows, num_heads)
     pairs = raw.reshape(num_heads, num_rows // num_heads // 2, 2, raw.size // num_rows)
     return pairs.swapaxes(1, 2).reshape(-1)

@@ -12,8 +12,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
+from kvwise.checkpoint.checked_file import CheckedFile
 from kvwise.checkpoint.folder import PICKLE_SUFFIXES, model_file, names_with_suffix, refuse_pickle
-from kvwise.checkpoint.mapped_file import MappedFile
 from kvwise.checkpoint.stored import FileTensor
 from kvwise.checkpoint.strict_json import MAX_JSON_BYTES, parse_json_object, read_json_index
 from kvwise.errors import CheckpointError
@@ -36,7 +36,7 @@ _DTYPES: Final = {
 }  # fmt: skip
 
 
-def read_safetensors(file: MappedFile) -> tuple[FileTensor, ...]:
+def read_safetensors(file: CheckedFile) -> tuple[FileTensor, ...]:
     """The tensors of one file, in the order of their bytes. Raises CheckpointError for a broken file."""
     header, data_start = _read_header(file)
     header.pop("__metadata__", None)  # free text of the writer; nothing of ours depends on it
@@ -67,14 +67,14 @@ def read_safetensors_folder(folder: Path, files: ExitStack) -> tuple[FileTensor,
     """
     index_path = model_file(folder, INDEX_FILE)
     if index_path is None:
-        return read_safetensors(files.enter_context(MappedFile(_single_file(folder))))
-    with MappedFile(index_path) as index_file:
+        return read_safetensors(files.enter_context(CheckedFile(_single_file(folder))))
+    with CheckedFile(index_path) as index_file:
         index = read_json_index(index_file)
     weight_map = _weight_map(index, index_path)
     shard_paths = _shard_paths(folder, weight_map)
     tensors: dict[str, FileTensor] = {}
     for shard_name, path in shard_paths.items():
-        for tensor in read_safetensors(files.enter_context(MappedFile(path))):
+        for tensor in read_safetensors(files.enter_context(CheckedFile(path))):
             _check_belongs(tensor, shard_name, weight_map, tensors)
             tensors[tensor.name] = tensor
     for name, shard_name in weight_map.items():
@@ -89,16 +89,16 @@ def missing_weight_files(folder: Path) -> list[str]:
     index_path = model_file(folder, INDEX_FILE)
     if index_path is None:
         return [] if names_with_suffix(folder, ".safetensors") else [SINGLE_FILE]
-    with MappedFile(index_path) as index_file:
+    with CheckedFile(index_path) as index_file:
         shards = set(_weight_map(read_json_index(index_file), index_path).values())
     return sorted(name for name in shards if model_file(folder, name) is None)
 
 
-def _broken(file: MappedFile, problem: str, expected: str = "") -> CheckpointError:
+def _broken(file: CheckedFile, problem: str, expected: str = "") -> CheckpointError:
     return CheckpointError(f"{file.path} is not a sound safetensors file: {problem}", expected=expected)
 
 
-def _read_header(file: MappedFile) -> tuple[dict[str, object], int]:
+def _read_header(file: CheckedFile) -> tuple[dict[str, object], int]:
     """The header's object and the offset of the first tensor byte."""
     if file.size_bytes < 10:
         raise _broken(file, f"it has {file.size_bytes} bytes", expected="at least 10")
@@ -112,7 +112,7 @@ def _read_header(file: MappedFile) -> tuple[dict[str, object], int]:
     return parse_json_object(raw, f"the header of {file.path}"), 8 + length
 
 
-def _read_entry(file: MappedFile, name: str, entry: object, data_start: int) -> FileTensor:
+def _read_entry(file: CheckedFile, name: str, entry: object, data_start: int) -> FileTensor:
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise _broken(file, f"entry {shown(name)}", expected="dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from kvwise.spec.dtypes import TensorType
 
 if TYPE_CHECKING:
-    from kvwise.checkpoint.mapped_file import MappedFile
+    from kvwise.checkpoint.checked_file import CheckedFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class FileTensor:
     shape: tuple[int, ...]
     type: TensorType | None
     type_name: str
-    file: MappedFile
+    file: CheckedFile
     offset: int
     nbytes: int
 

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Final, NoReturn
 
-from kvwise.checkpoint.mapped_file import MappedFile
+from kvwise.checkpoint.checked_file import CheckedFile
 from kvwise.errors import CheckpointError
 from kvwise.spec.fields import unique_keys
 
@@ -48,14 +48,14 @@ def parse_json_object(raw: bytes | bytearray, what: str, *, most_bytes: int = MA
     return value
 
 
-def read_json_object(file: MappedFile) -> dict[str, object]:
+def read_json_object(file: CheckedFile) -> dict[str, object]:
     """The object that a whole file holds. Raises CheckpointError as parse_json_object does."""
     if file.size_bytes > MAX_JSON_BYTES:
         raise CheckpointError(f"{file.path} has {file.size_bytes} bytes", expected=f"at most {MAX_JSON_BYTES}")
     return parse_json_object(file.pread(0, file.size_bytes), str(file.path))
 
 
-def read_json_index(file: MappedFile) -> dict[str, object]:
+def read_json_index(file: CheckedFile) -> dict[str, object]:
     """The object that a whole file holds, where it is an index: few objects of many names and short values.
 
     Raises CheckpointError as parse_json_object does, and for more or deeper contents than an index has.

@@ -35,6 +35,7 @@ from kvwise.spec.kv import KV_TYPES, KVCacheSpec
 from kvwise.spec.model import Activation, AttentionSpec, NormSpec
 from kvwise.spec.request import Request, SamplingParams
 from kvwise.spec.shape import StepLimits, StepShape
+from kvwise.spec.weights import StoredRows
 from kvwise.units import format_bytes
 
 if TYPE_CHECKING:
@@ -214,6 +215,8 @@ class _Zeros:
 
 
 class _ZeroSource:
+    """Zeros without end, as a file. A context manager."""
+
     def __init__(self, program: Program, types: dict[str, TensorType]) -> None:
         self.tensors = {w.name: _Zeros(w.name, w.shape, types[w.name]) for w in program.weights.values()}
 
@@ -224,8 +227,15 @@ class _ZeroSource:
         rows = tensor.shape[0] if len(tensor.shape) > 1 else 1
         return np.zeros((rows, tensor.nbytes // rows), np.uint8)
 
-    def release(self, name: str) -> None:
-        pass
+    def locate(self, name: str) -> StoredRows:
+        return StoredRows(self._zeros.fileno(), 0)
+
+    def __enter__(self) -> _ZeroSource:
+        self._zeros = open("/dev/zero", "rb")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._zeros.close()
 
 
 class _Bench:
@@ -240,9 +250,8 @@ class _Bench:
         self._weight_bytes = backend.weight_bytes(self.program, types)
         limits = StepLimits(MANY_ROWS, 1, MANY_ROWS // self.kv.block_tokens, CONTEXT)
         self._options = LoadOptions(CONTEXT // self.kv.block_tokens, limits, threads)
-        self._loaded: LoadedProgram = backend.load(
-            self.program, _ZeroSource(self.program, types), self.kv, self._options
-        )
+        with _ZeroSource(self.program, types) as source:
+            self._loaded: LoadedProgram = backend.load(self.program, source, self.kv, self._options)
 
     def cost(self, shape: StepShape) -> OpCost:
         return cost_of(self.program, shape, self.kv, self._weight_bytes.__getitem__).total

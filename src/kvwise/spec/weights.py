@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from kvwise.spec.dtypes import TensorType
@@ -25,6 +26,19 @@ class Stored(Protocol):
     def nbytes(self) -> int: ...
 
 
+@dataclass(frozen=True, slots=True)
+class StoredRows:
+    """Where a tensor's rows lie, one after the other: byte `offset` of an open file.
+
+    interleaved_heads: not 0 where the rows are those of so many heads, each with its rotary pairs side by side; they
+    are wanted in halves, the first of each pair and then the second.
+    """
+
+    descriptor: int
+    offset: int
+    interleaved_heads: int = 0
+
+
 class WeightSource(Protocol):
     """Tensors by canonical name."""
 
@@ -32,9 +46,9 @@ class WeightSource(Protocol):
     def tensors(self) -> Mapping[str, Stored]: ...
 
     def read(self, name: str) -> NDArray[np.uint8]:
-        """Raw bytes [rows, row_bytes] (a vector is one row). Valid until `release(name)` or close."""
+        """A copy of the raw bytes [rows, row_bytes] (a vector is one row), in the order that is wanted."""
         ...
 
-    def release(self, name: str) -> None:
-        """Say that `name` was consumed, so that its pages can go back to the system. Idempotent."""
+    def locate(self, name: str) -> StoredRows:
+        """Where the raw bytes can be read, for a backend that copies them piece by piece."""
         ...

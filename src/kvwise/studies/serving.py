@@ -14,6 +14,7 @@ from kvwise.backends.native.backend import NATIVE
 from kvwise.backends.price.price import Pricer
 from kvwise.backends.protocol import LoadedProgram, LoadOptions
 from kvwise.checkpoint.quants import quantize
+from kvwise.checkpoint.unnamed_file import UnnamedFile
 from kvwise.engine.engine import Engine
 from kvwise.engine.executor import ProgramExecutor
 from kvwise.models import build_program
@@ -22,7 +23,7 @@ from kvwise.spec.dtypes import TENSOR_TYPES, TensorType
 from kvwise.spec.kv import KVCacheSpec
 from kvwise.spec.model import Activation, AttentionSpec, LayerSpec, MlpSpec, ModelSpec, NormSpec, RopeSpec
 from kvwise.spec.shape import StepLimits
-from kvwise.spec.weights import WeightSource
+from kvwise.spec.weights import StoredRows, WeightSource
 from kvwise.studies.pricing import native_pricer
 
 _VECTORS: Final = TENSOR_TYPES["f32"]
@@ -77,11 +78,13 @@ class RandomWeights:
             for w in program.weights.values()
         }
 
+        self._file = UnnamedFile()
+
     def read(self, name: str) -> NDArray[np.uint8]:
         return self.tensors[name].raw
 
-    def release(self, name: str) -> None:
-        """Nothing to give back: the values are shared with nobody."""
+    def locate(self, name: str) -> StoredRows:
+        return self._file.append(self.tensors[name].raw)
 
 
 @dataclass(frozen=True, slots=True)

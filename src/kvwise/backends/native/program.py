@@ -1,23 +1,31 @@
-"""A program handed over to the extension: weights repacked, buffers allocated, then one call per step."""
+"""A program handed over to the extension: weights repacked, buffers allocated, then one call per step.
+
+    declare weights ─▶ start ──── the pool's workers read and repack ────┐
+                         └─ rotary tables, ops, whatever else there is ──┴─▶ finish: this thread helps
+
+Knows no kernel and no layout.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-from numpy.typing import NDArray
-
-from kvwise.backends.protocol import Buffer, LoadOptions, MemoryNeeds
+from kvwise.backends.protocol import Buffer, LoadOptions, MemoryNeeds, Progress
 from kvwise.errors import BackendError
 from kvwise.program import ir
 from kvwise.program.arena import plan_arena
-from kvwise.spec.batch import StepBatch
 from kvwise.spec.kv import KVCacheSpec
 from kvwise.spec.model import RopeSpec
 from kvwise.spec.weights import WeightSource
+
+if TYPE_CHECKING:  # numpy takes as long to import as a small model to load: the workers are at it meanwhile
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from kvwise.spec.batch import StepBatch
 
 _ROPE_CHUNK: Final = 4096  # positions whose angles are held in float64 at a time
 
@@ -73,10 +81,20 @@ class NativeProgram:
         )
         for layer in kv.layers:
             self._model.add_kv_layer(layer.num_kv_heads, layer.k_dim)
-        for rope in program.ropes:
-            _fill_rope_table(self._model.rope_table(self._model.add_rope(rope.rotary_dim // 2)), rope)
-        weights = _load_weights(self._model, program, source, options)
-        _Handover(self._model, program, arena.offsets, weights).hand_over()
+        weights = {
+            name: _declare_weight(module, self._model, weight, source) for name, weight in program.weights.items()
+        }
+        self._model.start_loading()
+        try:
+            for rope in program.ropes:
+                _fill_rope_table(self._model.rope_table(self._model.add_rope(rope.rotary_dim // 2)), rope)
+            _Handover(self._model, program, arena.offsets, weights).hand_over()
+            if options.meanwhile is not None:
+                options.meanwhile()
+            _finish_loading(self._model, list(weights), source, options.progress)
+        except BaseException:
+            self._model.cancel_loading()
+            raise
 
     def run(self, batch: StepBatch) -> NDArray[np.float32]:
         try:
@@ -103,6 +121,8 @@ class NativeProgram:
 
 def _fill_rope_table(table: NDArray[np.float32], rope: RopeSpec) -> None:
     """`table` [2, max_context, pairs]: cos and sin of position · frequency, computed in float64, rounded once."""
+    import numpy as np
+
     inv_freqs = np.array(rope.inv_freqs(), np.float64)
     for start in range(0, table.shape[1], _ROPE_CHUNK):
         rows = slice(start, min(start + _ROPE_CHUNK, table.shape[1]))
@@ -111,25 +131,29 @@ def _fill_rope_table(table: NDArray[np.float32], rope: RopeSpec) -> None:
         table[1, rows] = np.sin(angles) * rope.scaling.attention_factor
 
 
-def _load_weights(model: Any, program: ir.Program, source: WeightSource, options: LoadOptions) -> dict[str, int]:
-    """Repack tensor by tensor, giving each one's source back before the next; weight name -> handle."""
-    progress = options.progress or (lambda _done, _total: None)
-    total = sum(source.tensors[name].nbytes for name in program.weights)
-    done = 0
-    handles: dict[str, int] = {}
-    for name, weight in program.weights.items():
-        progress(done, total)
-        kind, rows = source.tensors[name].type, source.read(name)
-        if weight.role is ir.Role.VECTOR:
-            handles[name] = model.add_vector(kind.name, rows, weight.num_elements)
-        else:
-            handles[name] = model.add_matrix(kind.name, *weight.shape)
-            model.fill_matrix(handles[name], rows)
-        del rows
-        source.release(name)
-        done += source.tensors[name].nbytes
-    progress(total, total)
-    return handles
+def _declare_weight(module: ModuleType, model: Any, weight: ir.Weight, source: WeightSource) -> int:
+    """Its handle."""
+    kind, rows = source.tensors[weight.name].type, source.locate(weight.name)
+    stored = module.StoredRows(kind.name, rows.descriptor, rows.offset, rows.interleaved_heads)
+    if weight.role is ir.Role.VECTOR:
+        handle: int = model.add_vector(weight.num_elements, stored)
+    else:
+        handle = model.add_matrix(kind.name, *weight.shape, stored)
+    return handle
+
+
+def _finish_loading(model: Any, names: list[str], source: WeightSource, progress: Progress | None) -> None:
+    """Wait for all weights, `names` in the order of their declaration. Raises what the source says of a failed read."""
+    total = sum(source.tensors[name].nbytes for name in names)
+    if progress is not None:
+        progress(0, total)
+    failed = model.finish_loading(None if progress is None else lambda done: progress(done, total))
+    if failed is not None:
+        weight, problem = failed
+        source.read(names[weight])  # knows the file's name, and what should be done about it
+        raise BackendError(f"loading failed: {names[weight]} can't be read: {problem}")
+    if progress is not None:
+        progress(total, total)
 
 
 class _Handover:

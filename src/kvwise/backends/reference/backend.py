@@ -63,6 +63,8 @@ class ReferenceProgram:
     ) -> None:
         self.program = program
         self._kv, self._options, self._dtype = kv, options, dtype
+        if options.meanwhile is not None:
+            options.meanwhile()
         self._weights = _read_weights(program, source, options, dtype)
         self._store = KVStore(kv, options.num_blocks)
         arena = plan_arena(program, options.limits)
@@ -122,7 +124,6 @@ def _read_weights(
         stored = source.tensors[name]
         values = dequantize(source.read(name), stored.type, dtype)
         weights[name] = values.reshape(weight.shape)
-        source.release(name)
         done += stored.nbytes
     if options.progress is not None:
         options.progress(total, total)

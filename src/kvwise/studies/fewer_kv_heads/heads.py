@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvwise.checkpoint.quants import dequantize
+from kvwise.checkpoint.unnamed_file import UnnamedFile
 from kvwise.spec.dtypes import TENSOR_TYPES
 from kvwise.spec.model import LayerSpec, ModelSpec
-from kvwise.spec.weights import Stored
+from kvwise.spec.weights import Stored, StoredRows
 from kvwise.studies.serving import Tensor, tensor
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class ChangedHeads:
         self._checkpoint = checkpoint
         spec = checkpoint.spec
         self._changed: dict[str, Tensor] = {}
+        self._file = UnnamedFile()
         layers: list[LayerSpec] = []
         for i, layer in enumerate(spec.layers):
             attention = layer.attention
@@ -63,9 +65,10 @@ class ChangedHeads:
     def read(self, name: str) -> NDArray[np.uint8]:
         return self._changed[name].raw if name in self._changed else self._checkpoint.read(name)
 
-    def release(self, name: str) -> None:
-        if name not in self._changed:
-            self._checkpoint.release(name)
+    def locate(self, name: str) -> StoredRows:
+        if name in self._changed:
+            return self._file.append(self._changed[name].raw)
+        return self._checkpoint.locate(name)
 
     def _heads(self, name: str, num_kv_heads: int) -> Heads:
         stored = self._checkpoint.tensors[name]

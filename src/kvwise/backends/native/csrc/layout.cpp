@@ -5,10 +5,40 @@
 namespace kvw {
 namespace {
 
-// The stored rows of one tile: 16 pointers, null where the tile is padding.
-struct TileRows {
-  const uint8_t* row[kLanes];
-};
+// Four 32-bit words, moved about as one: a vector register on any machine.
+using Words = uint32_t __attribute__((vector_size(16)));
+
+Words load_words(const uint8_t* p) {
+  Words words;
+  std::memcpy(&words, p, sizeof words);
+  return words;
+}
+
+// Words j of rows 0..3 become vector j: out[j][lane] = in[lane][j].
+void store_transposed(const Words (&in)[4], uint8_t* out, int64_t stride) {
+  const Words low01 = __builtin_shufflevector(in[0], in[1], 0, 4, 1, 5);
+  const Words low23 = __builtin_shufflevector(in[2], in[3], 0, 4, 1, 5);
+  const Words high01 = __builtin_shufflevector(in[0], in[1], 2, 6, 3, 7);
+  const Words high23 = __builtin_shufflevector(in[2], in[3], 2, 6, 3, 7);
+  const Words columns[4] = {
+      __builtin_shufflevector(low01, low23, 0, 1, 4, 5), __builtin_shufflevector(low01, low23, 2, 3, 6, 7),
+      __builtin_shufflevector(high01, high23, 0, 1, 4, 5), __builtin_shufflevector(high01, high23, 2, 3, 6, 7)};
+  for (int j = 0; j < 4; ++j) std::memcpy(out + j * stride, &columns[j], sizeof columns[j]);
+}
+
+// kWords 32-bit words from byte `at` of every row become out[word][lane], 64 bytes a word, with `flip` applied.
+template <int kWords>
+void interleave_words(const TileRows& rows, int64_t at, uint32_t flip, uint8_t* out) {
+  static_assert(kWords % 4 == 0);
+  const Words flips = {flip, flip, flip, flip};
+  for (int lane = 0; lane < kLanes; lane += 4) {
+    for (int j = 0; j < kWords; j += 4) {
+      Words words[4];
+      for (int i = 0; i < 4; ++i) words[i] = load_words(rows.row[lane + i] + at + 4 * j) ^ flips;
+      store_transposed(words, out + 4 * kLanes * j + 4 * lane, 4 * kLanes);
+    }
+  }
+}
 
 template <class Element>
 void interleave_elements(const TileRows& rows, int64_t inputs, uint8_t* out) {
@@ -18,74 +48,79 @@ void interleave_elements(const TileRows& rows, int64_t inputs, uint8_t* out) {
     const int64_t k1 = k0 + kChunk < inputs ? k0 + kChunk : inputs;
     for (int lane = 0; lane < kLanes; ++lane) {
       for (int64_t k = k0; k < k1; ++k) {
-        Element element{};
-        if (rows.row[lane]) std::memcpy(&element, rows.row[lane] + k * int64_t{sizeof(Element)}, sizeof element);
-        target[k * kLanes + lane] = element;
+        std::memcpy(target + k * kLanes + lane, rows.row[lane] + k * int64_t{sizeof(Element)}, sizeof(Element));
       }
     }
   }
 }
 
-// Copies 32-bit words of one lane's block to their places, 64 bytes apart, with `flip` applied.
-void spread_words(const uint8_t* stored, int words, uint32_t flip, int lane, uint8_t* out) {
-  for (int j = 0; j < words; ++j) {
-    uint32_t word = 0;
-    if (stored) std::memcpy(&word, stored + 4 * j, 4);
-    word ^= flip;
-    std::memcpy(out + 64 * j + 4 * lane, &word, 4);
-  }
+// f32: whole groups of four inputs at a time, the rest one by one.
+void interleave_f32(const TileRows& rows, int64_t inputs, uint8_t* out) {
+  const int64_t whole = inputs / 4 * 4;
+  for (int64_t k = 0; k < whole; k += 4) interleave_words<4>(rows, 4 * k, 0, out + 4 * kLanes * k);
+  TileRows rest;
+  for (int lane = 0; lane < kLanes; ++lane) rest.row[lane] = rows.row[lane] + 4 * whole;
+  interleave_elements<uint32_t>(rest, inputs - whole, out + 4 * kLanes * whole);
 }
 
-void copy_f16(const uint8_t* stored, int lane, uint8_t* out) {
-  uint16_t bits = 0;
-  if (stored) std::memcpy(&bits, stored, 2);
-  std::memcpy(out + 2 * lane, &bits, 2);
-}
-
-// q8_0 and q4_0: one scale per block, then `words` 32-bit words.
-void interleave_paired(const TileRows& rows, int64_t blocks, int words, uint32_t flip, uint8_t* out) {
-  const int64_t block_bytes = 2 + 4 * words;
-  for (int64_t b = 0; b < blocks; ++b) {
-    uint8_t* pair = out + (b / 2) * (64 + 2 * 64 * words);
-    for (int lane = 0; lane < kLanes; ++lane) {
-      const uint8_t* stored = rows.row[lane] ? rows.row[lane] + b * block_bytes : nullptr;
-      copy_f16(stored, lane, pair + (b % 2) * 2 * kLanes);
-      spread_words(stored ? stored + 2 : nullptr, words, flip, lane, pair + 64 + (b % 2) * 64 * words);
+// f16 and bf16: a 32-bit word is two inputs of one row; two of them become two elements of two rows.
+void interleave_16_bits(const TileRows& rows, int64_t inputs, uint8_t* out) {
+  const int64_t whole = inputs / 8 * 8;
+  alignas(64) uint32_t pairs[4][kLanes];  // [pair of inputs][lane]
+  for (int64_t k = 0; k < whole; k += 8) {
+    interleave_words<4>(rows, 2 * k, 0, reinterpret_cast<uint8_t*>(pairs));
+    for (int pair = 0; pair < 4; ++pair) {
+      uint16_t lines[2][kLanes];
+      for (int lane = 0; lane < kLanes; ++lane) {
+        lines[0][lane] = static_cast<uint16_t>(pairs[pair][lane]);
+        lines[1][lane] = static_cast<uint16_t>(pairs[pair][lane] >> 16);
+      }
+      std::memcpy(out + 2 * kLanes * (k + 2 * pair), lines, sizeof lines);
     }
+  }
+  TileRows rest;
+  for (int lane = 0; lane < kLanes; ++lane) rest.row[lane] = rows.row[lane] + 2 * whole;
+  interleave_elements<uint16_t>(rest, inputs - whole, out + 2 * kLanes * whole);
+}
+
+// The f16 at byte `at` of every row.
+void interleave_f16(const TileRows& rows, int64_t at, uint8_t* out) {
+  for (int lane = 0; lane < kLanes; ++lane) std::memcpy(out + 2 * lane, rows.row[lane] + at, 2);
+}
+
+// q8_0 and q4_0: one scale per block, then kWords 32-bit words.
+template <int kWords>
+void interleave_paired(const TileRows& rows, int64_t blocks, uint32_t flip, uint8_t* out) {
+  constexpr int64_t kBlockBytes = 2 + 4 * kWords;
+  for (int64_t b = 0; b < blocks; ++b) {
+    uint8_t* pair = out + (b / 2) * (64 + 2 * 64 * kWords);
+    interleave_f16(rows, b * kBlockBytes, pair + (b % 2) * 2 * kLanes);
+    interleave_words<kWords>(rows, b * kBlockBytes + 2, flip, pair + 64 + (b % 2) * 64 * kWords);
   }
 }
 
 void interleave_q4_1(const TileRows& rows, int64_t blocks, uint8_t* out) {
   constexpr int64_t kBlockBytes = 20;
   for (int64_t b = 0; b < blocks; ++b, out += 64 + 256) {
-    for (int lane = 0; lane < kLanes; ++lane) {
-      const uint8_t* stored = rows.row[lane] ? rows.row[lane] + b * kBlockBytes : nullptr;
-      copy_f16(stored, lane, out);
-      copy_f16(stored ? stored + 2 : nullptr, lane, out + 2 * kLanes);
-      spread_words(stored ? stored + 4 : nullptr, 4, 0, lane, out + 64);
-    }
+    interleave_f16(rows, b * kBlockBytes, out);
+    interleave_f16(rows, b * kBlockBytes + 2, out + 2 * kLanes);
+    interleave_words<4>(rows, b * kBlockBytes + 4, 0, out + 64);
   }
 }
 
 }  // namespace
 
-void repack_tile(const WeightMatrix& matrix, const uint8_t* stored, int64_t tile, uint8_t* out) {
-  const int64_t row_bytes = stored_row_bytes(matrix.type, matrix.inputs);
-  TileRows rows;
-  for (int lane = 0; lane < kLanes; ++lane) {
-    const int64_t row = tile * kLanes + lane;
-    rows.row[lane] = row < matrix.outputs ? stored + row * row_bytes : nullptr;
-  }
-  const int64_t blocks = matrix.inputs / block_shape(matrix.type).elements;
-  switch (matrix.type) {
-    case WeightType::f32: return interleave_elements<uint32_t>(rows, matrix.inputs, out);
+void repack_tile(WeightType type, int64_t inputs, const TileRows& rows, uint8_t* out) {
+  const int64_t blocks = inputs / block_shape(type).elements;
+  switch (type) {
+    case WeightType::f32: return interleave_f32(rows, inputs, out);
     case WeightType::f16:
-    case WeightType::bf16: return interleave_elements<uint16_t>(rows, matrix.inputs, out);
+    case WeightType::bf16: return interleave_16_bits(rows, inputs, out);
     // A padding row is 0 + 128 in every byte, and its scale is 0.
-    case WeightType::q8_0: return interleave_paired(rows, blocks, 8, 0x80808080u, out);
-    case WeightType::q4_0: return interleave_paired(rows, blocks, 4, 0, out);
+    case WeightType::q8_0: return interleave_paired<8>(rows, blocks, 0x80808080u, out);
+    case WeightType::q4_0: return interleave_paired<4>(rows, blocks, 0, out);
     case WeightType::q4_1: return interleave_q4_1(rows, blocks, out);
-    default: return interleave_elements<uint8_t>(rows, row_bytes, out);
+    default: return interleave_elements<uint8_t>(rows, stored_row_bytes(type, inputs), out);
   }
 }
 

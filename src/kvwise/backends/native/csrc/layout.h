@@ -67,8 +67,24 @@ constexpr int64_t tile_bytes(WeightType type, int64_t inputs) {
 
 constexpr int64_t num_tiles(int64_t outputs) { return (outputs + kLanes - 1) / kLanes; }
 
-// Fill tile `tile` of `matrix` from `rows`, the matrix as stored ([outputs][stored_row_bytes]).
-void repack_tile(const WeightMatrix& matrix, const uint8_t* rows, int64_t tile, uint8_t* out);
+// The stored rows of one tile. Where the matrix has no more rows, a row of zero bytes.
+struct TileRows {
+  const uint8_t* row[kLanes];
+};
+
+// Rows of tile `tile` of a whole matrix [outputs][row_bytes]; `zeros` is the row that padding reads.
+inline TileRows rows_of_tile(const uint8_t* stored, int64_t outputs, int64_t row_bytes, int64_t tile,
+                             const uint8_t* zeros) {
+  TileRows rows;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    const int64_t row = tile * kLanes + lane;
+    rows.row[lane] = row < outputs ? stored + row * row_bytes : zeros;
+  }
+  return rows;
+}
+
+// Fill one tile from its rows as stored: stored_row_bytes each.
+void repack_tile(WeightType type, int64_t inputs, const TileRows& rows, uint8_t* out);
 
 // n elements of f32, f16 or bf16 as float32.
 void widen(WeightType type, const uint8_t* stored, int64_t n, float* out);

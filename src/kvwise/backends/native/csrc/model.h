@@ -5,6 +5,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "layout.h"
 #include "memory.h"
 #include "pool.h"
+#include "weight_loader.h"
 
 namespace kvw {
 
@@ -109,13 +111,17 @@ class Model {
 
   // ---- building; each returns a handle. Throws NativeError when something does not fit what was planned.
   int add_slot(bool in_logits, size_t offset, size_t row_bytes, int64_t width, bool logits_rows);
-  int add_matrix(WeightType type, int64_t outputs, int64_t inputs);
-  void fill_matrix(int matrix, const uint8_t* rows, size_t nbytes);
-  int add_vector(WeightType type, const uint8_t* stored, size_t nbytes, int64_t n);
+  int add_matrix(WeightType type, int64_t outputs, int64_t inputs, const StoredRows& stored);
+  int add_vector(int64_t n, const StoredRows& stored);
   int add_rope(int64_t half);  // its table is zero until it is filled in
   int add_kv_layer(int num_kv_heads, int head_dim);
   void add_op(NativeOp op);
   const float* vector(int handle) const;
+  // Weights are read while the rest is built: by the pool's other threads from start_loading() on, by the caller's too
+  // in finish_loading(), which is over when all are held. Between the two no weight may be added and no step run.
+  void start_loading() { loader_.start(pool_); }
+  void finish_loading(const std::function<void(int64_t)>& tick) { loader_.finish(tick); }
+  void cancel_loading() { loader_.cancel(); }
   // Groups the ops into regions; nothing may be added afterwards.
   void finish(int output);
 
@@ -188,6 +194,7 @@ class Model {
   std::vector<KvLayer> kv_layers_;
   std::vector<NativeOp> ops_;
   std::vector<Region> regions_;
+  WeightLoader loader_;  // last: it is gone before what it writes to
 };
 
 }  // namespace kvw

@@ -51,38 +51,21 @@ int Model::add_slot(bool in_logits, size_t offset, size_t row_bytes, int64_t wid
   return static_cast<int>(slots_.size()) - 1;
 }
 
-int Model::add_matrix(WeightType type, int64_t outputs, int64_t inputs) {
+int Model::add_matrix(WeightType type, int64_t outputs, int64_t inputs, const StoredRows& stored) {
   WeightMatrix matrix;
   matrix.type = type;
   matrix.outputs = outputs;
   matrix.inputs = inputs;
   matrix.tile_bytes = static_cast<size_t>(tile_bytes(type, inputs));
   matrix.bytes = take(weights_, weights_used_, matrix.tile_bytes * static_cast<size_t>(num_tiles(outputs)), "weights");
+  loader_.add_matrix(matrix, stored);
   matrices_.push_back(matrix);
   return static_cast<int>(matrices_.size()) - 1;
 }
 
-void Model::fill_matrix(int handle, const uint8_t* rows, size_t nbytes) {
-  const WeightMatrix& matrix = matrices_.at(handle);
-  const auto stored = static_cast<size_t>(matrix.outputs * stored_row_bytes(matrix.type, matrix.inputs));
-  if (nbytes != stored) {
-    throw NativeError("a weight has " + std::to_string(nbytes) + " bytes where its shape needs " +
-                      std::to_string(stored));
-  }
-  auto* target = const_cast<uint8_t*>(matrix.bytes);
-  pool_.run(num_tiles(matrix.outputs),
-            [&](int64_t tile, int) { repack_tile(matrix, rows, tile, target + tile * matrix.tile_bytes); });
-}
-
-int Model::add_vector(WeightType type, const uint8_t* stored, size_t nbytes, int64_t n) {
-  if (type != WeightType::f32 && type != WeightType::f16 && type != WeightType::bf16) {
-    throw NativeError("a vector must be stored as f32, f16 or bf16");
-  }
-  if (nbytes != static_cast<size_t>(stored_row_bytes(type, n))) {
-    throw NativeError("a vector's bytes don't fit its shape");
-  }
+int Model::add_vector(int64_t n, const StoredRows& stored) {
   auto* target = reinterpret_cast<float*>(take(weights_, weights_used_, sizeof(float) * n, "weights"));
-  widen(type, stored, n, target);
+  loader_.add_vector(target, n, stored);
   vectors_.push_back(target);
   return static_cast<int>(vectors_.size()) - 1;
 }

@@ -3,6 +3,7 @@
 #include <nanobind/stl/string.h>
 
 #include <optional>
+#include <vector>
 
 #include "isa.h"
 #include "layout.h"
@@ -31,8 +32,11 @@ class PackedMatrix {
     }
     memory_ = Mapping(weight_.tile_bytes * num_tiles(outputs), Pages::huge, "matrix");
     weight_.bytes = memory_.bytes();
+    const int64_t row_bytes = stored_row_bytes(weight_.type, inputs);
+    const std::vector<uint8_t> zeros(row_bytes);
     for (int64_t t = 0; t < num_tiles(outputs); ++t) {
-      repack_tile(weight_, rows.data(), t, memory_.bytes() + t * weight_.tile_bytes);
+      repack_tile(weight_.type, inputs, rows_of_tile(rows.data(), outputs, row_bytes, t, zeros.data()),
+                  memory_.bytes() + t * weight_.tile_bytes);
     }
   }
 

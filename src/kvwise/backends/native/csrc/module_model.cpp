@@ -1,9 +1,11 @@
 // Model as Python sees it: built op by op, then one call per step with the interpreter's lock released.
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <optional>
+#include <utility>
 
 #include "model.h"
 #include "module.h"
@@ -52,6 +54,22 @@ nb::ndarray<nb::numpy, float> run(Model& model, const IntsIn& token_ids, const I
     model.run(step);
   }
   return logits_view(model, step.num_logits_rows);
+}
+
+// None; or which weight could not be read, and why. Signals are looked at in between: an interrupt ends a long load.
+std::optional<std::pair<int, std::string>> finish_loading(Model& model, const nb::object& progress) {
+  auto tick = [&](int64_t done) {
+    nb::gil_scoped_acquire acquire;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    if (!progress.is_none()) progress(done);
+  };
+  nb::gil_scoped_release release;
+  try {
+    model.finish_loading(tick);
+  } catch (const ReadError& error) {
+    return std::pair{error.weight, std::string(error.what())};
+  }
+  return std::nullopt;
 }
 
 NativeOp operation(OpKind kind, int out, std::vector<int> reads) {
@@ -146,6 +164,11 @@ void bind_model(nb::module_& m) {
   nb::class_<ModelBytes>(m, "ModelBytes")
       .def(nb::init<size_t, size_t, size_t, size_t, size_t, size_t, size_t>(), nb::kw_only(), "weights"_a, "kv_pool"_a,
            "arena"_a, "shared"_a, "scratch"_a, "logits"_a, "tables"_a);
+  nb::class_<StoredRows>(m, "StoredRows")
+      .def("__init__",
+           [](StoredRows* self, const std::string& type, int file, int64_t offset, int64_t interleaved_heads) {
+             new (self) StoredRows{weight_type_named(type), file, offset, interleaved_heads};
+           }, "type"_a, "file"_a, "offset"_a, "interleaved_heads"_a);
   nb::class_<Model> model(m, "Model", "A program with its weights, KV pool and arena; one step at a time.");
   model
       .def("__init__",
@@ -155,18 +178,14 @@ void bind_model(nb::module_& m) {
       .def("add_slot", &Model::add_slot, nb::kw_only(), "in_logits"_a, "offset"_a, "row_bytes"_a, "width"_a,
            "logits_rows"_a)
       .def("add_matrix",
-           [](Model& self, const std::string& type, int64_t outputs, int64_t inputs) {
-             return self.add_matrix(weight_type_named(type), outputs, inputs);
-           }, "type"_a, "outputs"_a, "inputs"_a)
-      .def("fill_matrix",
-           [](Model& self, int matrix, const BytesIn& rows) {
-             nb::gil_scoped_release release;
-             self.fill_matrix(matrix, rows.data(), rows.size());
-           }, "matrix"_a, "rows"_a)
-      .def("add_vector",
-           [](Model& self, const std::string& type, const BytesIn& stored, int64_t n) {
-             return self.add_vector(weight_type_named(type), stored.data(), stored.size(), n);
-           }, "type"_a, "stored"_a, "n"_a)
+           [](Model& self, const std::string& type, int64_t outputs, int64_t inputs, const StoredRows& stored) {
+             return self.add_matrix(weight_type_named(type), outputs, inputs, stored);
+           }, "type"_a, "outputs"_a, "inputs"_a, "stored"_a)
+      .def("add_vector", &Model::add_vector, "n"_a, "stored"_a)
+      .def("start_loading", &Model::start_loading)
+      .def("cancel_loading", &Model::cancel_loading, nb::call_guard<nb::gil_scoped_release>())
+      .def("finish_loading", &finish_loading, "progress"_a.none(),
+           "Waits for the weights; progress(bytes done) is called now and then. What could not be read, and why.")
       .def("add_rope", &Model::add_rope, "half"_a)
       .def("rope_table",
            [](Model& self, int rope) {

@@ -78,19 +78,49 @@ void ThreadPool::run_job(int64_t count, Function function, void* context) {
     for (int64_t item = 0; item < count; ++item) function(context, item, 0);
     return;
   }
+  open_job(count, function, context);
+  const uint32_t epoch = current_epoch();
+  while (claim_item(epoch, 0)) {
+  }
+  wait_until_done();
+}
+
+void ThreadPool::open_job(int64_t count, Function function, void* context) {
   // Close the last job before its description changes: its exhausted ticket must not look claimable under a new count.
-  const uint32_t epoch = epoch_of(ticket_.load(std::memory_order_relaxed)) + 1;
+  const uint32_t epoch = current_epoch() + 1;
   ticket_.store((uint64_t{epoch - 1} << 32) | kClosed, std::memory_order_seq_cst);
   done_.store(0, std::memory_order_relaxed);
-  count_.store(count, std::memory_order_relaxed);
-  function_.store(function, std::memory_order_relaxed);
-  context_.store(context, std::memory_order_relaxed);
+  // Release: a late worker that reads any of these also sees that its own job is closed.
+  count_.store(count, std::memory_order_release);
+  function_.store(function, std::memory_order_release);
+  context_.store(context, std::memory_order_release);
   ticket_.store(uint64_t{epoch} << 32, std::memory_order_seq_cst);
   if (sleepers_.load(std::memory_order_seq_cst) > 0) {
     { std::lock_guard lock(sleep_->mutex); }  // a worker between its last look and its sleep has the lock
     sleep_->wake.notify_all();
   }
-  claim_items(epoch, 0);
+}
+
+// Does one unclaimed item of the job; false when there is none.
+bool ThreadPool::claim_item(uint32_t epoch, int thread) {
+  const int64_t count = count_.load(std::memory_order_acquire);
+  const Function function = function_.load(std::memory_order_acquire);
+  void* const context = context_.load(std::memory_order_acquire);
+  uint64_t ticket = ticket_.load(std::memory_order_acquire);
+  while (epoch_of(ticket) == epoch && item_of(ticket) < count) {
+    // Success means that this job still had an unclaimed item, so what was read above belongs to it.
+    if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel, std::memory_order_acquire)) {
+      continue;
+    }
+    function(context, item_of(ticket), thread);
+    done_.fetch_add(1, std::memory_order_release);
+    return true;
+  }
+  return false;
+}
+
+void ThreadPool::wait_until_done() {
+  const int64_t count = count_.load(std::memory_order_relaxed);
   for (int looks = 0; done_.load(std::memory_order_acquire) < count; ++looks) {
     if (looks < 2000) {
       pause();
@@ -100,21 +130,7 @@ void ThreadPool::run_job(int64_t count, Function function, void* context) {
   }
 }
 
-void ThreadPool::claim_items(uint32_t epoch, int thread) {
-  const int64_t count = count_.load(std::memory_order_relaxed);
-  const Function function = function_.load(std::memory_order_relaxed);
-  void* const context = context_.load(std::memory_order_relaxed);
-  uint64_t ticket = ticket_.load(std::memory_order_acquire);
-  while (epoch_of(ticket) == epoch && item_of(ticket) < count) {
-    // Success means that this job still had an unclaimed item, so what was read above belongs to it.
-    if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel, std::memory_order_acquire)) {
-      continue;
-    }
-    function(context, item_of(ticket), thread);
-    done_.fetch_add(1, std::memory_order_release);
-    ticket = ticket_.load(std::memory_order_acquire);
-  }
-}
+uint32_t ThreadPool::current_epoch() const { return epoch_of(ticket_.load(std::memory_order_relaxed)); }
 
 bool ThreadPool::wait_for_job(uint32_t seen) {
   const auto spin_until = Clock::now() + kSpin;
@@ -138,7 +154,8 @@ void ThreadPool::work(int thread) {
   while (wait_for_job(seen)) {
     const uint32_t epoch = epoch_of(ticket_.load(std::memory_order_acquire));
     seen = epoch;
-    claim_items(epoch, thread);
+    while (claim_item(epoch, thread)) {
+    }
   }
 }
 

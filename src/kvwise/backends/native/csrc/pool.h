@@ -31,19 +31,39 @@ class ThreadPool {
   // Not reentrant. The task must not throw.
   template <class Task>
   void run(int64_t count, Task&& task) {
-    using Bare = std::remove_reference_t<Task>;
-    run_job(count, [](void* context, int64_t item, int thread) { (*static_cast<Bare*>(context))(item, thread); },
-            const_cast<void*>(static_cast<const void*>(&task)));
+    run_job(count, &call<std::remove_reference_t<Task>>, const_cast<void*>(static_cast<const void*>(&task)));
+  }
+
+  // The same in two halves: after start() the workers are at it while the caller does other things; finish() helps,
+  // then waits. The task must live until then. between() is called after each item that the caller did; no throwing.
+  template <class Task>
+  void start(int64_t count, Task& task) {
+    open_job(count, &call<Task>, &task);
+  }
+  template <class Between>
+  void finish(Between&& between) {
+    if (forked()) return;  // items that lost threads had claimed will never be done
+    const uint32_t epoch = current_epoch();
+    while (claim_item(epoch, 0)) between();
+    wait_until_done();
   }
 
  private:
   using Function = void (*)(void* context, int64_t item, int thread);
 
+  template <class Task>
+  static void call(void* context, int64_t item, int thread) {
+    (*static_cast<Task*>(context))(item, thread);
+  }
+
   void run_job(int64_t count, Function function, void* context);
+  void open_job(int64_t count, Function function, void* context);
+  void wait_until_done();
+  uint32_t current_epoch() const;
   void work(int thread);
   void stop();
   bool forked() const;
-  void claim_items(uint32_t epoch, int thread);
+  bool claim_item(uint32_t epoch, int thread);
   bool wait_for_job(uint32_t seen);
 
   // The epoch in the upper half and the next unclaimed item in the lower: a worker that wakes late can't take an

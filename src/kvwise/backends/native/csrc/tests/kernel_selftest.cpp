@@ -132,8 +132,11 @@ Verdict check_weights(const Pair& pair, WeightType type, Random& random) {
     const Bytes stored = stored_weights(type, outputs, inputs, random);
     Bytes tiles(static_cast<size_t>(num_tiles(outputs) * tile_bytes(type, inputs)));
     WeightMatrix matrix{tiles.data(), static_cast<size_t>(tile_bytes(type, inputs)), outputs, inputs, type};
+    const int64_t row_bytes = stored_row_bytes(type, inputs);
+    const Bytes zeros(static_cast<size_t>(row_bytes));
     for (int64_t t = 0; t < num_tiles(outputs); ++t) {
-      repack_tile(matrix, stored.data(), t, tiles.data() + static_cast<size_t>(t) * matrix.tile_bytes);
+      repack_tile(type, inputs, rows_of_tile(stored.data(), outputs, row_bytes, t, zeros.data()),
+                  tiles.data() + static_cast<size_t>(t) * matrix.tile_bytes);
     }
     for (int64_t rows = 1; rows <= 14; ++rows) {
       const Floats x(rows * inputs, random), bias(outputs, random);

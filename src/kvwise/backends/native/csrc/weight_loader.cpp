@@ -1,0 +1,165 @@
+#include "weight_loader.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+
+namespace kvw {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// A piece is claimed by one thread. Threads that fault the same huge page in would each clear one, so a piece is as
+// large as a huge page: only its ends are shared.
+constexpr int64_t kPieceBytes = int64_t{1} << 21;
+// Read at once: far more than a call costs, and still in a core's own cache when it is interleaved.
+constexpr int64_t kReadBytes = int64_t{1} << 18;
+constexpr auto kTick = std::chrono::milliseconds(50);
+
+// The stored row that becomes row `row`, of `rows` in all.
+int64_t stored_row(int64_t row, int64_t rows, int64_t interleaved_heads) {
+  if (interleaved_heads == 0) return row;
+  const int64_t head_rows = rows / interleaved_heads, pairs = head_rows / 2, in_head = row % head_rows;
+  return row - in_head + 2 * (in_head % pairs) + in_head / pairs;
+}
+
+// Bytes [offset, offset + n) of the file. Throws what the system says, as text.
+void read_exactly(int file, int64_t offset, int64_t n, uint8_t* out) {
+  while (n > 0) {
+    const ssize_t got = pread(file, out, static_cast<size_t>(n), offset);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) throw NativeError(std::strerror(errno));
+    if (got == 0) throw NativeError("the file ends before the weight does");
+    out += got;
+    offset += got;
+    n -= got;
+  }
+}
+
+}  // namespace
+
+void WeightLoader::add_matrix(const WeightMatrix& matrix, const StoredRows& stored) {
+  if (stored.type != matrix.type) throw NativeError("a matrix can't be converted to the type that was planned");
+  Weight weight{matrix, nullptr, stored, stored_row_bytes(stored.type, matrix.inputs)};
+  const int64_t tiles = num_tiles(matrix.outputs);
+  const int64_t step = std::max<int64_t>(1, kPieceBytes / static_cast<int64_t>(matrix.tile_bytes));
+  for (int64_t first = 0; first < tiles; first += step) {
+    pieces_.push_back({static_cast<int>(weights_.size()), first, std::min(first + step, tiles)});
+  }
+  weights_.push_back(weight);
+}
+
+void WeightLoader::add_vector(float* target, int64_t n, const StoredRows& stored) {
+  if (stored.type != WeightType::f32 && stored.type != WeightType::f16 && stored.type != WeightType::bf16) {
+    throw NativeError("a vector must be stored as f32, f16 or bf16");
+  }
+  WeightMatrix matrix;
+  matrix.outputs = n;
+  matrix.inputs = 1;
+  pieces_.push_back({static_cast<int>(weights_.size()), 0, 1});
+  weights_.push_back({matrix, target, stored, stored_row_bytes(stored.type, 1)});
+}
+
+void WeightLoader::start(ThreadPool& pool) {
+  pool_ = &pool;
+  staging_.resize(static_cast<size_t>(pool.threads()));
+  pool.start(static_cast<int64_t>(pieces_.size()), *this);
+}
+
+void WeightLoader::finish(const std::function<void(int64_t)>& tick) {
+  if (pool_ == nullptr) return;
+  auto next = Clock::now() + kTick;
+  pool_->finish([&] {
+    if (stopped_ || Clock::now() < next) return;
+    try {
+      tick(bytes_done_.load(std::memory_order_relaxed));
+    } catch (...) {
+      fail(std::current_exception());
+    }
+    next = Clock::now() + kTick;
+  });
+  pool_ = nullptr;
+  staging_ = {};
+  pieces_ = {};
+  if (error_) std::rethrow_exception(error_);
+}
+
+void WeightLoader::cancel() {
+  if (pool_ == nullptr) return;
+  stopped_ = true;
+  pool_->finish([] {});
+  pool_ = nullptr;
+}
+
+void WeightLoader::fail(std::exception_ptr error) {
+  std::lock_guard lock(mutex_);
+  if (!error_) error_ = std::move(error);
+  stopped_ = true;
+}
+
+void WeightLoader::operator()(int64_t index, int thread) {
+  if (stopped_.load(std::memory_order_relaxed)) return;
+  const Piece& piece = pieces_[static_cast<size_t>(index)];
+  const Weight& weight = weights_[static_cast<size_t>(piece.weight)];
+  Staging& staging = staging_[static_cast<size_t>(thread)];
+  try {
+    if (weight.vector != nullptr) {
+      fill_vector(weight, staging);
+      return;
+    }
+    const int64_t step = std::max<int64_t>(1, kReadBytes / (kLanes * weight.row_bytes));
+    for (int64_t first = piece.first; first < piece.last && !stopped_; first += step) {
+      fill_tiles(weight, first, std::min(first + step, piece.last), staging);
+    }
+  } catch (const NativeError& error) {
+    fail(std::make_exception_ptr(ReadError(piece.weight, error.what())));
+  } catch (...) {
+    fail(std::current_exception());
+  }
+}
+
+void WeightLoader::fill_vector(const Weight& weight, Staging& staging) {
+  const int64_t n = weight.matrix.outputs, nbytes = n * weight.row_bytes;
+  staging.rows.resize(std::max(staging.rows.size(), static_cast<size_t>(nbytes)));
+  read_exactly(weight.stored.file, weight.stored.offset, nbytes, staging.rows.data());
+  if (weight.stored.interleaved_heads == 0) {
+    widen(weight.stored.type, staging.rows.data(), n, weight.vector);
+  } else {
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t row = stored_row(i, n, weight.stored.interleaved_heads);
+      widen(weight.stored.type, staging.rows.data() + row * weight.row_bytes, 1, weight.vector + i);
+    }
+  }
+  bytes_done_.fetch_add(nbytes, std::memory_order_relaxed);
+}
+
+void WeightLoader::fill_tiles(const Weight& weight, int64_t first, int64_t last, Staging& staging) {
+  const WeightMatrix& matrix = weight.matrix;
+  const int64_t row_bytes = weight.row_bytes;
+  const int64_t begin = first * kLanes, end = std::min(last * kLanes, matrix.outputs);
+  auto source = [&](int64_t row) { return stored_row(row, matrix.outputs, weight.stored.interleaved_heads); };
+  int64_t low = source(begin), high = low;
+  for (int64_t row = begin; row < end; ++row) {
+    low = std::min(low, source(row));
+    high = std::max(high, source(row));
+  }
+  const int64_t nbytes = (high + 1 - low) * row_bytes;
+  staging.rows.resize(std::max(staging.rows.size(), static_cast<size_t>(nbytes)));
+  staging.zeros.resize(std::max(staging.zeros.size(), static_cast<size_t>(row_bytes)));
+  read_exactly(weight.stored.file, weight.stored.offset + low * row_bytes, nbytes, staging.rows.data());
+  for (int64_t tile = first; tile < last; ++tile) {
+    TileRows rows;
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const int64_t row = tile * kLanes + lane;
+      rows.row[lane] = row < end ? staging.rows.data() + (source(row) - low) * row_bytes : staging.zeros.data();
+    }
+    repack_tile(matrix.type, matrix.inputs, rows,
+                const_cast<uint8_t*>(matrix.bytes) + static_cast<size_t>(tile) * matrix.tile_bytes);
+  }
+  bytes_done_.fetch_add((end - begin) * row_bytes, std::memory_order_relaxed);
+}
+
+}  // namespace kvw

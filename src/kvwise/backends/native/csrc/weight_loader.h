@@ -1,0 +1,93 @@
+// Fills weights from files on the threads of a pool: rows are read, interleaved, and put where they are held.
+//
+// Files are copied piece by piece with pread and never mapped, so that one that shrinks is an error and not a signal,
+// and nothing of it counts as this process's memory. Beside the weights a thread holds one staging buffer, until
+// finish(). Knows no file's format: where rows lie, and in which order, it is told.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <vector>
+
+#include "layout.h"
+#include "memory.h"
+#include "pool.h"
+
+namespace kvw {
+
+// Where the rows of one weight lie: one after the other in an open file, which must stay open.
+struct StoredRows {
+  WeightType type = WeightType::f32;
+  int file = -1;
+  int64_t offset = 0;
+  // Not 0: rows of so many heads, each head's rotary pairs side by side; they are held in halves (row_order.py).
+  int64_t interleaved_heads = 0;
+};
+
+// A file could not be read. `weight` counts the weights in the order in which they were added.
+struct ReadError : NativeError {
+  ReadError(int weight, const std::string& problem) : NativeError(problem), weight(weight) {}
+  int weight;
+};
+
+class WeightLoader {
+ public:
+  WeightLoader() = default;
+  ~WeightLoader() { cancel(); }
+  WeightLoader(const WeightLoader&) = delete;
+  WeightLoader& operator=(const WeightLoader&) = delete;
+
+  // What start() will fill. Throws NativeError for a type that can't be held so.
+  void add_matrix(const WeightMatrix& matrix, const StoredRows& stored);
+  void add_vector(float* target, int64_t n, const StoredRows& stored);
+
+  // The pool's workers begin; the pool must do nothing else until finish() or cancel().
+  void start(ThreadPool& pool);
+
+  // Helps the workers and waits for them. tick(stored bytes done) is called by this thread now and then; when it throws,
+  // loading is given up and its exception comes out here. Throws ReadError.
+  void finish(const std::function<void(int64_t)>& tick);
+
+  // Gives up what is under way, and waits until no thread touches a weight any more.
+  void cancel();
+
+  // One piece of work: for the pool.
+  void operator()(int64_t piece, int thread);
+
+ private:
+  // A matrix; or a vector, as a matrix of one input without tiles.
+  struct Weight {
+    WeightMatrix matrix;
+    float* vector = nullptr;
+    StoredRows stored;
+    int64_t row_bytes = 0;
+  };
+  // Tiles [first, last) of a weight; of a vector, all of it.
+  struct Piece {
+    int weight;
+    int64_t first;
+    int64_t last;
+  };
+  struct Staging {
+    std::vector<uint8_t> rows;
+    std::vector<uint8_t> zeros;
+  };
+
+  void fill_vector(const Weight& weight, Staging& staging);
+  void fill_tiles(const Weight& weight, int64_t first, int64_t last, Staging& staging);
+  void fail(std::exception_ptr error);
+
+  std::vector<Weight> weights_;
+  std::vector<Piece> pieces_;
+  std::vector<Staging> staging_;
+  ThreadPool* pool_ = nullptr;  // not null between start() and the end
+  std::atomic<int64_t> bytes_done_{0};
+  std::atomic<bool> stopped_{false};
+  std::mutex mutex_;
+  std::exception_ptr error_;  // the first one
+};
+
+}  // namespace kvw

@@ -1,0 +1,230 @@
+"""How weights come in: from any place in a file, on any number of threads, with an end to it when something fails."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import weakref
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from checkpoint.writers import interleaved, llama_gguf
+from kvwise.backends.native.backend import NATIVE, chosen_isa
+from kvwise.backends.protocol import LoadedProgram, LoadOptions
+from kvwise.checkpoint import open_checkpoint
+from kvwise.errors import BackendError, CheckpointError
+from kvwise.models import build_program
+from kvwise.program.builder import ProgramBuilder
+from kvwise.program.ir import Program
+from kvwise.spec.kv import KV_TYPES, KVCacheSpec
+from kvwise.spec.shape import StepLimits
+from kvwise.spec.weights import StoredRows, WeightSource
+from native.matrices import ALL_TYPES, product, stored_type
+from native.models import Part, RandomWeights, step
+
+LIMITS = StepLimits(max_tokens=16, max_logits_rows=16, max_requests=1, max_context=16)
+KINDS = [kind for kind in ALL_TYPES if "+" not in kind]
+
+
+def one_matmul(outputs: int, inputs: int, *, bias: bool = False) -> Program:
+    b = ProgramBuilder()
+    y = b.matmul("y", b.embed("x", "embed.weight", 16, inputs), "w.weight", outputs, bias=bias)
+    return b.build(b.gather_rows("out", y))
+
+
+def source_of(program: Program, kind: str) -> RandomWeights:
+    """The matmul's weight in `kind`, everything else in float32."""
+    source = RandomWeights(program, "f32")
+    source.tensors = {**source.tensors, "w.weight": RandomWeights(program, kind).tensors["w.weight"]}
+    return source
+
+
+def load(program: Program, source: WeightSource, threads: int = 1, **options: object) -> LoadedProgram:
+    chosen = replace(LoadOptions(1, LIMITS, threads), **options)  # type: ignore[arg-type]
+    return NATIVE.load(program, source, KVCacheSpec((), KV_TYPES["f16"]), chosen)
+
+
+def outputs_of(model: LoadedProgram) -> NDArray[np.float32]:
+    """[16, outputs]: of each row of the embedding."""
+    return model.run(step([Part(list(range(16)), 0, 16, [0])])).copy()
+
+
+def expected_outputs(source: RandomWeights, kind: str, rows: slice = slice(None)) -> NDArray[np.float32]:
+    """The same from the kernels alone, of some rows of the weight."""
+    x, raw = source.tensors["embed.weight"].raw, source.tensors["w.weight"].raw[rows]
+    as_floats = kind + "+f32" if kind + "+f32" in ALL_TYPES else kind
+    inputs = source.tensors["w.weight"].shape[1]
+    return product(as_floats, np.ascontiguousarray(raw), inputs, np.ascontiguousarray(x), chosen_isa())
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_weight_read_from_a_file_is_the_one_that_the_kernels_were_tested_with(kind: str, threads: int) -> None:
+    elements = stored_type(kind).block_elements
+    for outputs, inputs in ((1, elements), (16, 3 * elements), (70, 2 * elements), (33, 35 * elements)):
+        program = one_matmul(outputs, inputs)
+        source = source_of(program, kind)
+        np.testing.assert_array_equal(outputs_of(load(program, source, threads)), expected_outputs(source, kind))
+
+
+@pytest.mark.parametrize("kind", ["f32", "q8_0"])
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_a_matrix_of_many_pieces_is_put_together_right(kind: str, threads: int) -> None:
+    rows = 40_007 if kind == "q8_0" else 10_007  # two whole pieces and some, the last tile ragged
+    program = one_matmul(rows, 128)
+    source = source_of(program, kind)
+    parts = [expected_outputs(source, kind, slice(at, at + 1000)) for at in range(0, rows, 1000)]
+    np.testing.assert_array_equal(outputs_of(load(program, source, threads)), np.concatenate(parts, axis=1))
+
+
+class InterleavedWeights(RandomWeights):
+    """Stores the matmul's rows and bias as `heads` heads with their rotary pairs side by side."""
+
+    def __init__(self, program: Program, heads: int) -> None:
+        super().__init__(program, "f32")
+        self._heads, self._stored = heads, dict(self.tensors)
+        for name in ("w.weight", "w.bias"):
+            tensor = self.tensors[name]
+            rows = tensor.raw.reshape(tensor.shape[0], -1)
+            self._stored[name] = replace(tensor, raw=interleaved(rows, heads))
+
+    def locate(self, name: str) -> StoredRows:
+        in_order, self.tensors = self.tensors, self._stored
+        try:
+            return replace(super().locate(name), interleaved_heads=self._heads if name.startswith("w.") else 0)
+        finally:
+            self.tensors = in_order
+
+
+@settings(max_examples=60)
+@given(heads=st.integers(1, 5), pairs=st.integers(1, 40), inputs=st.integers(1, 40), threads=st.integers(1, 3))
+def test_interleaved_rotary_pairs_are_put_in_halves(heads: int, pairs: int, inputs: int, threads: int) -> None:
+    program = one_matmul(2 * heads * pairs, inputs, bias=True)
+    plain = outputs_of(load(program, RandomWeights(program, "f32")))
+    np.testing.assert_array_equal(outputs_of(load(program, InterleavedWeights(program, heads), threads)), plain)
+
+
+def test_progress_runs_from_nothing_to_all() -> None:
+    program = one_matmul(20_000, 128)
+    source, seen = source_of(program, "f32"), []
+    load(program, source, threads=2, progress=lambda done, total: seen.append((done, total)))
+    total = sum(tensor.nbytes for tensor in source.tensors.values())
+    assert seen[0] == (0, total)
+    assert seen[-1] == (total, total)
+    assert seen == sorted(seen)
+
+
+# ---- what goes wrong
+
+
+def test_what_is_to_be_done_meanwhile_is_done_once_by_the_caller() -> None:
+    program, callers = one_matmul(16, 16), []
+    load(program, source_of(program, "f32"), threads=2, meanwhile=lambda: callers.append(threading.current_thread()))
+    assert callers == [threading.current_thread()]
+
+
+class ZeroWeights(RandomWeights):
+    """Zeros without end, as many as are asked for."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(one_matmul(1, 1), "f32")
+        one = self.tensors["embed.weight"]
+        self.tensors = {w.name: replace(one, name=w.name, shape=w.shape) for w in program.weights.values()}
+        self._zeros = open("/dev/zero", "rb")  # noqa: SIM115
+        weakref.finalize(self, self._zeros.close)
+
+    def locate(self, name: str) -> StoredRows:
+        return StoredRows(self._zeros.fileno(), 0)
+
+
+class Broken(Exception):
+    """Raised by a test."""
+
+
+def raise_broken(*_: int) -> None:
+    raise Broken
+
+
+@pytest.mark.parametrize("where", ["meanwhile", "progress"])
+def test_a_failure_beside_loading_ends_it(where: str) -> None:
+    program = one_matmul(100_000, 128)
+    with pytest.raises(Broken):
+        load(program, ZeroWeights(program), threads=3, **{where: raise_broken})
+
+
+def test_an_interrupt_ends_a_long_load() -> None:
+    """Progress is the place where signals are looked at: what it raises comes out, and no thread goes on."""
+    program = one_matmul(600_000, 128)
+    calls = []
+
+    def interrupt(done: int, _total: int) -> None:
+        calls.append(done)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        load(program, ZeroWeights(program), progress=interrupt)
+    assert len(calls) == 2
+    assert calls[1] < 4 * 128 * 600_000
+
+
+def test_a_file_that_shrinks_before_it_is_read_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    path.write_bytes(llama_gguf())
+    with open_checkpoint(path) as checkpoint:
+        program = build_program(checkpoint.spec)
+        types = {name: tensor.type for name, tensor in checkpoint.tensors.items()}
+        kv = KVCacheSpec.of(checkpoint.spec, "f16")
+        os.truncate(path, path.stat().st_size - 100)
+        with pytest.raises(CheckpointError, match=r"tiny\.gguf shrank"):
+            NATIVE.load(NATIVE.lower(program, types), checkpoint, kv, LoadOptions(4, LIMITS, threads=2))
+
+
+def test_a_read_that_the_system_refuses_names_the_weight() -> None:
+    program = one_matmul(16, 16)
+    source = source_of(program, "f32")
+    source.locate = lambda name: StoredRows(10**6, 0)  # type: ignore[method-assign]
+    with pytest.raises(BackendError, match=r"embed\.weight can't be read: Bad file descriptor"):
+        load(program, source)
+
+
+def test_a_vector_is_never_a_block_type() -> None:
+    program = one_matmul(32, 32, bias=True)
+    source = RandomWeights(program, "f32")
+    source.tensors = {**source.tensors, "w.bias": replace(source.tensors["w.bias"], type=stored_type("q8_0"))}
+    with pytest.raises(BackendError, match="a vector must be stored as"):
+        load(program, source)
+
+
+def test_while_loading_little_more_is_resident_than_what_is_kept() -> None:
+    """Source pages are not this process's, and staging is small."""
+    code = """
+import sys
+sys.path[:0] = sys.argv[1:]
+from native.test_loading import ZeroWeights, load, one_matmul
+import kvwise.backends.native.program, numpy
+def status(name):
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(name))
+program = one_matmul(200_000, 128)
+source = ZeroWeights(program)
+before = status("VmRSS")
+loaded = load(program, source, threads=2)
+weights = next(b.nbytes for b in loaded.buffers() if b.row == "weights")
+print(status("VmHWM") - before - weights, weights)
+"""
+    tests = Path(__file__).parent.parent
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tests), str(tests.parent / "src")],
+        timeout=60, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    beyond, weights = map(int, done.stdout.split())
+    assert weights > 100_000_000
+    assert beyond < 6_000_000
