@@ -25,7 +25,7 @@ from kvwise.hardware.devices import Placement, parse_placement
 from kvwise.ledger.host import HostMemory, read_cpu_budget, read_host_memory
 from kvwise.ledger.memory import MemoryPlan, plan_memory
 from kvwise.models import build_program
-from kvwise.planner.latency import Latency, placed_latency
+from kvwise.planner.latency import placed_latency
 from kvwise.planner.placed import WeightBytes, plan_placed
 from kvwise.planner.plan import Alternative, Plan
 from kvwise.planner.policy import KVWISE, Policy
@@ -95,7 +95,7 @@ def plan(
     host = host or read_host_memory()
     counted = None if stored is None else stored.weight_bytes
     placement = parse_placement(on) if isinstance(on, str) else on
-    memory = placed = latency = None
+    memory = placed = latency = pricer = None
     if placement is None or placement.is_this_machine:
         options = _options(kv, context, batch)
         memory = _memory_plan(program, types, kv, options, backend, host, memory_limit, counted)
@@ -105,7 +105,9 @@ def plan(
         )
     if placement is not None and placed is not None:
         work = Workload(*split_context(context, output_tokens), batch, max(1, placed.max_requests) * context)
-        latency = _latency(program, types, kv, placement, engine, work)
+        pricer = roofline_pricer(program, types, stored_bytes(program, types), kv, placement, ENGINES[engine])
+        has_experts = any(weight.role is Role.EXPERTS for weight in program.weights.values())
+        latency = placed_latency(pricer, work, has_experts=has_experts)
     return Plan(
         model=described.name,
         source=described.source,
@@ -128,25 +130,13 @@ def plan(
         stored=stored,
         latency=latency,
         placed=placed,
+        pricer=pricer,
     )
 
 
 def _shares(types: Mapping[str, TensorType]) -> WeightBytes:
     """What the weights of a rank's program take, stored as `types`."""
     return lambda part, _stage: sum(stored_bytes(part, types).values())
-
-
-def _latency(
-    program: Program,
-    types: Mapping[str, TensorType],
-    kv: KVCacheSpec,
-    placement: Placement,
-    engine: str,
-    work: Workload,
-) -> Latency:
-    pricer = roofline_pricer(program, types, stored_bytes(program, types), kv, placement, ENGINES[engine])
-    has_experts = any(weight.role is Role.EXPERTS for weight in program.weights.values())
-    return placed_latency(pricer, work, has_experts=has_experts)
 
 
 @dataclass(frozen=True, slots=True)

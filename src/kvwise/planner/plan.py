@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
+from kvwise.backends.price.roofline import RooflinePricer
 from kvwise.errors import DoesNotFit
 from kvwise.ledger.host import HostMemory
 from kvwise.ledger.memory import MemoryPlan, check_fits
@@ -51,8 +52,8 @@ class Plan:
     active_parameters: all but those of experts that a token is not sent to; None where that is not known.
     stored: what the files hold, part by part, where no engine here loads them. weight_bytes: as stored, or in the type
     asked for. kv_bytes: context x batch, exact tokens. latency: None where nothing is known of the machine's speed.
-    placed: on devices other than this machine; rows, total, budget and verdict are then those of the fullest one, and
-    `memory` is None.
+    placed: on devices other than this machine; rows, total, budget and verdict are then those of the fullest one,
+    `memory` is None, and `pricer` prices steps there.
     """
 
     model: str
@@ -76,6 +77,7 @@ class Plan:
     stored: StoredCount | None = None
     latency: Latency | None = None
     placed: PlacedPlan | None = None
+    pricer: RooflinePricer | None = field(default=None, repr=False)
 
     @property
     def kv_bytes_per_token(self) -> int:
