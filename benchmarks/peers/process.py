@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Final, Self
+from typing import Any, Final, Self
 
 BENCHMARKS: Final = Path(__file__).resolve().parents[1]
 
@@ -32,9 +32,9 @@ class Seat:
 
 
 class Process:
-    """A peer's process. Stopped whenever it is not inside `call`."""
+    """A peer's process. Stopped whenever it is not inside `call`. What it prints is added to `log`."""
 
-    def __init__(self, seat: Seat, log: IO[bytes]) -> None:
+    def __init__(self, seat: Seat, log: Path) -> None:
         own = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p] if seat.shares_path else []
         environment = {
             **{name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")},
@@ -42,15 +42,16 @@ class Process:
             "OMP_NUM_THREADS": str(seat.threads),
         }
         self.seat = seat
-        self._pipe = subprocess.Popen(
-            seat.command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            env=environment,
-            process_group=0,
-        )
+        with log.open("ab") as stderr:
+            self._pipe = subprocess.Popen(
+                seat.command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                env=environment,
+                process_group=0,
+            )
 
     @property
     def pid(self) -> int:
