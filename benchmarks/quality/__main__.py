@@ -48,12 +48,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--work", type=Path, default=cache_dir() / "bench", help="models and environments")
     parser.add_argument("--env", action="append", default=[], metavar="llama.cpp=FOLDER")
     parser.add_argument("--install", action="store_true", help="install llama.cpp if it is missing")
-    parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--tokens", type=int, default=3072)
     parser.add_argument("--window", type=int, default=1024)
-    parser.add_argument("--stride", type=int, default=512)
+    parser.add_argument("--stride", type=int, default=768)
     parser.add_argument("--weights", default="", help="by name, separated by commas; all if not given")
     parser.add_argument("--kv", default="", help="likewise")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, default=REPOSITORY / "benchmarks" / "results" / "quality.json")
     parser.add_argument("--page", type=Path, default=REPOSITORY / "docs" / "quality.md")
     return parser.parse_args(arguments)
@@ -138,7 +138,7 @@ class Study:
             "stride": args.stride,
             "isa": chosen_isa(),
             "versions": f"kvwise {kvwise.__version__}" + (", llama-cpp-python 0.3.36" if llamacpp else ""),
-            "machine": machine.describe(args.threads),
+            "cpu": machine.describe(args.threads)["cpu"],
         }
 
     def make_base(self, folder: Path) -> None:

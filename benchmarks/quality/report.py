@@ -18,7 +18,7 @@ COLUMNS = (
 
 def markdown(results: dict[str, Any]) -> str:
     base = base_row(results)
-    machine, text = results["machine"], results["text"]
+    text = results["text"]
     lines = [
         "# Quality",
         "",
@@ -29,7 +29,7 @@ def markdown(results: dict[str, Any]) -> str:
         " that grid (Q4_1, Q5_1, Q8_0).",
         f"- Text: {text['source']}; the first {text['tokens']} tokens, {text['scored']} of them scored, in windows of"
         f" {results['window']} every {results['stride']}.",
-        f"- Machine: {machine['cpu']}, instruction set {results['isa']}; {results['versions']}.",
+        f"- Machine: {results['cpu']}, instruction set {results['isa']}; {results['versions']}.",
         f"- Δ, KL (nats, mean and 99th percentile) and top-1 (equal first choices) are against float32 weights and"
         f" float32 K and V: perplexity {base['perplexity']:.4f}.",
         '- bits: of all weights, per weight, as held in memory. "down": that type in the down projections only, the'

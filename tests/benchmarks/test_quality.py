@@ -111,7 +111,7 @@ RESULTS = {
     "stride": 4,
     "isa": "scalar",
     "versions": "kvwise 1",
-    "machine": {"cpu": "C"},
+    "cpu": "C",
     "rows": [row("f32", "f32", 10.0, 10.0), row("q8_0", "f32", 11.0, None), row("f32", "f16", 10.01, 10.02)],
 }
 
