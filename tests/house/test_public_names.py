@@ -20,6 +20,7 @@ HEAVY = {
     "jinja2",
     "huggingface_hub",
     "safetensors",
+    "matplotlib",
     "psutil",
     "pydantic",
     "kvwise.backends.native._native",

@@ -18,7 +18,7 @@ TINY = Sizes(pool_tokens=256, prompt_tokens=64, step_tokens=64)
 @pytest.fixture(scope="module")
 def results(bundled_model: Path) -> Results:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measurement, "_decode_seconds", lambda _ask, cells: dict.fromkeys(cells, 0.5))
+        patch.setattr(measurement, "_decode_seconds", lambda _ask, _spec, cells: dict.fromkeys(cells, 0.5))
         return measure(Ask(threads=1), TINY)
 
 

@@ -61,7 +61,7 @@ def _draw_roof(axes: Axes, roof: tuple[float, float], low: float, high: float) -
     ridge = flops_per_s / bytes_per_s
     axes.plot([low, ridge, high], [low * bytes_per_s, flops_per_s, flops_per_s], color=INK, linewidth=1.4, zorder=2)
     axes.plot([ridge, ridge], [flops_per_s / 1e6, flops_per_s], color=SOFT, linewidth=0.8, linestyle=":", zorder=1)
-    over = f"{format_flops(flops_per_s)}, reading {bytes_per_s / 1e9:.3g} GB/s"
+    over = f"{format_flops(flops_per_s)}, reading {_scaled(bytes_per_s)}B/s"
     axes.annotate(over, (high, flops_per_s), xytext=(-2, 5), textcoords="offset points", ha="right", fontsize=8)
 
 
@@ -84,7 +84,12 @@ def _draw_mark(axes: Axes, mark: Mark) -> None:
 
 def format_flops(rate: float) -> str:
     """FLOP/s in the unit that a person would pick: '216 GFLOP/s'."""
+    return f"{_scaled(rate)}FLOP/s"
+
+
+def _scaled(rate: float) -> str:
+    """Three digits and the prefix of a unit: 2.68e12 -> '2.68 T'."""
     for unit, name in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
         if rate >= unit:
-            return f"{rate / unit:.3g} {name}FLOP/s"
-    return f"{rate:.3g} FLOP/s"
+            return f"{rate / unit:.3g} {name}"
+    return f"{rate:.3g} "

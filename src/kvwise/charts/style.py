@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from kvwise.errors import UsageError
-from kvwise.units import format_bytes
+from kvwise.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -155,6 +155,16 @@ def tokens_axis(axes: Axes, *, log: bool, which: str = "x") -> None:
         axis.set_major_locator(LogLocator(base=2, numticks=9))
         axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: format_tokens(value)))
+
+
+def seconds_axis(axes: Axes) -> None:
+    """A logarithmic y axis with ticks at 1, 2 and 5 of each decade, in the unit that a person would pick."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_seconds(value).replace(".00", "")))
 
 
 def format_tokens(count: float) -> str:

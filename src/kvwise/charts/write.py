@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import io
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -73,7 +73,7 @@ def html_page(title: str, figures: Mapping[str, Figure], tables: Mapping[str, st
     return _PAGE.format(title=html.escape(title), body="\n".join(parts))
 
 
-def html_table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def html_table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     """The first column is text, the others are figures."""
 
     def cells(tag: str, row: tuple[str, ...]) -> str:

@@ -14,15 +14,16 @@ from kvwise.ledger.residency import process_resident_bytes, resident_bytes
 from kvwise.models import build_program
 from kvwise.planner.memory import plan
 from kvwise.planner.sizes import uniform_types, weight_type
-from kvwise.spec.hf_config import spec_from_config
 from kvwise.spec.kv import KVCacheSpec
+from kvwise.spec.model import ModelSpec
 from kvwise.spec.request import Request, SamplingParams
 from kvwise.spec.shape import StepShape
-from kvwise.studies.example_model import CONFIG, NAME
 from kvwise.studies.pricing import native_pricer
 from kvwise.studies.study import Ask, Results
 
 _PLAIN: Final = {32: "fp32", 16: "bf16", 8: "int8", 4: "int4"}  # bits to the planner's names
+_EXAMPLE: Final = "llama-3.1-8b"
+_EXAMPLE_NAME: Final = "Llama 3.1 8B"
 _RUN_TYPE: Final = "q4_0"  # what Llama 3.1 8B would be run with here
 
 
@@ -36,19 +37,21 @@ class Sizes:
 
 
 def measure(ask: Ask, sizes: Sizes = Sizes()) -> Results:
-    ask.say(f"counting {NAME}")
+    ask.say(f"counting {_EXAMPLE_NAME}")
     return {"sizes": asdict(sizes), "counted": count_example(ask), "watched": watch_bundled(ask, sizes)}
 
 
 def count_example(ask: Ask) -> dict[str, Any]:
     """Weights by width, K and V by context and batch, and what a token would take here where the sum fits."""
-    counted = plan(CONFIG, context=2048)
+    counted = plan(_EXAMPLE, context=2048)
     weights = {f"{bits} bits": counted.weight_bytes_at[name] for bits, name in _PLAIN.items()}
     kv_bytes = counted.kv_bytes_per_token
     memory = read_host_memory().total_bytes
-    seconds = _decode_seconds(ask, [(cell.context, cell.batch) for cell in counted.kv_table])
+    spec = counted.spec
+    cells = [(cell.context, cell.batch) for cell in counted.kv_table]
+    seconds = {} if spec is None else _decode_seconds(ask, spec, cells)
     return {
-        "model": NAME,
+        "model": _EXAMPLE_NAME,
         "parameters": counted.parameters,
         "weight_bytes": weights,
         "kv_bytes_per_token": kv_bytes,
@@ -67,9 +70,8 @@ def count_example(ask: Ask) -> dict[str, Any]:
     }
 
 
-def _decode_seconds(ask: Ask, cells: list[tuple[int, int]]) -> dict[tuple[int, int], float]:
+def _decode_seconds(ask: Ask, spec: ModelSpec, cells: list[tuple[int, int]]) -> dict[tuple[int, int], float]:
     """Predicted seconds of a decode step on this machine; empty where it can't be measured."""
-    spec = spec_from_config(CONFIG)
     plain = build_program(spec)
     types = uniform_types(plain, weight_type(_RUN_TYPE))
     program = NATIVE.lower(plain, types)
