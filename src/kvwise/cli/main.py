@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 import typer
 
 from kvwise.cli.chat import chat_command
+from kvwise.cli.devices import devices_command
 from kvwise.cli.models import models_command
 from kvwise.cli.plan import plan_command
 from kvwise.cli.run import run_command
@@ -37,6 +38,7 @@ app.command("chat")(chat_command)
 app.command("plan")(plan_command)
 app.command("trace")(trace_command)
 app.command("models")(models_command)
+app.command("devices")(devices_command)
 app.command("study")(study_command)
 
 

@@ -20,7 +20,7 @@ from kvwise.backends.price.engines import DEFAULT_ENGINE, ENGINES
 from kvwise.backends.protocol import Backend, LoadOptions
 from kvwise.backends.runnable import runs
 from kvwise.checkpoint.catalogue import CatalogueModel
-from kvwise.errors import BackendError, ModelNotFound
+from kvwise.errors import BackendError, ModelNotFound, NotMeasured
 from kvwise.hardware.devices import Placement, parse_placement
 from kvwise.ledger.host import HostMemory, read_cpu_budget, read_host_memory
 from kvwise.ledger.memory import MemoryPlan, plan_memory
@@ -96,6 +96,7 @@ def plan(
     counted = None if stored is None else stored.weight_bytes
     placement = parse_placement(on) if isinstance(on, str) else on
     memory = placed = latency = pricer = None
+    unknown: tuple[str, ...] = ()
     if placement is None or placement.is_this_machine:
         options = _options(kv, context, batch)
         memory = _memory_plan(program, types, kv, options, backend, host, memory_limit, counted)
@@ -105,9 +106,12 @@ def plan(
         )
     if placement is not None and placed is not None:
         work = Workload(*split_context(context, output_tokens), batch, max(1, placed.max_requests) * context)
-        pricer = roofline_pricer(program, types, stored_bytes(program, types), kv, placement, ENGINES[engine])
         has_experts = any(weight.role is Role.EXPERTS for weight in program.weights.values())
-        latency = placed_latency(pricer, work, has_experts=has_experts)
+        try:
+            pricer = roofline_pricer(program, types, stored_bytes(program, types), kv, placement, ENGINES[engine])
+            latency = placed_latency(pricer, work, has_experts=has_experts)
+        except NotMeasured as problem:
+            pricer, unknown = None, (f"no latency: {problem}",)
     return Plan(
         model=described.name,
         source=described.source,
@@ -124,7 +128,7 @@ def plan(
         memory_limit=memory_limit,
         memory=memory,
         spec=spec,
-        notes=_notes(spec, program, context, stored),
+        notes=(*_notes(spec, program, context, stored), *unknown),
         active_parameters=program.num_active_parameters,
         embedding_parameters=program.num_embedding_parameters,
         stored=stored,

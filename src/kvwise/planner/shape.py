@@ -8,7 +8,7 @@ from typing import Final
 from kvwise.backends.price.engines import DEFAULT_ENGINE, ENGINES
 from kvwise.errors import UsageError
 from kvwise.hardware.devices import Placement, parse_placement
-from kvwise.ledger.host import HostMemory, read_host_memory
+from kvwise.ledger.host import HostMemory, MemoryLimit, read_host_memory
 from kvwise.planner.latency import Latency, placed_latency
 from kvwise.planner.plan import Alternative, Plan
 from kvwise.planner.shape_program import shape_pricer
@@ -69,9 +69,11 @@ def plan_shape(
     parameters = round(params)
     blocks = -(-parameters // stored_as.block_elements)
     weight_bytes = blocks * stored_as.block_bytes
+    host = host or read_host_memory()
     latency = None
     if on is not None:
         placement = parse_placement(on) if isinstance(on, str) else on
+        host = _pooled(placement) or host
         work = Workload(*split_context(context, output_tokens), batch)
         latency = _latency(parameters, weight_bytes, stored_as, kv, q_heads, placement, engine, work)
     return Plan(
@@ -86,13 +88,22 @@ def plan_shape(
         batch=batch,
         kv_table=kv_table(kv, context, batch),
         alternatives=alternatives,
-        host=host or read_host_memory(),
+        host=host,
         memory_limit=memory_limit,
         memory=None,
         spec=None,
         notes=("a shape has no program: activations and logits are not in the total",),
         latency=latency,
     )
+
+
+def _pooled(placement: Placement) -> HostMemory | None:
+    """The memory of all devices together: a shape does not say how it is cut. None where it is not known."""
+    usable = placement.device.memory_usable_bytes
+    if usable is None or placement.is_this_machine:
+        return None
+    together = usable * placement.num_devices
+    return HostMemory(together, (MemoryLimit(str(placement), together),))
 
 
 def _latency(
