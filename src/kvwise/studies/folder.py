@@ -14,7 +14,6 @@ README: Final = "README.md"
 RESULTS: Final = "results.json"
 FIGURE: Final = "figure.svg"
 FIGURE_PNG: Final = "figure.png"
-ABOUT: Final = "about.md"  # the study's own text, which holds no figures of a run
 RESULTS_VERSION: Final = 1
 
 
@@ -51,14 +50,14 @@ def write_figure_files(study: Study, results: Results, folder: Path) -> None:
 
 def write_readme(study: Study, machine: dict[str, Any], conclusion: Conclusion, folder: Path) -> None:
     """The finding, the figure where there is one, what else was found, the table, and how it was measured."""
-    about = (Path(__file__).parent / study.name.replace("-", "_") / ABOUT).read_text("utf-8").strip()
+    about = study.about.read_text("utf-8").strip()
     parts = [f"# {conclusion.finding}", study.question]
     if (folder / FIGURE).exists():
         parts.append(f"![{conclusion.finding}]({FIGURE})")
     parts.append("\n".join(f"- {point}" for point in conclusion.points))
     parts.append(_markdown_table(conclusion.rows))
-    parts += [about, f"Measured by `kvwise study {study.name}` on {describe_briefly(machine)}; all of it in"]
-    parts[-1] += f" [{RESULTS}]({RESULTS})."
+    measured = f"Measured by `kvwise study {study.name}` on {describe_briefly(machine)}"
+    parts += [about, f"{measured}; all of it in [{RESULTS}]({RESULTS})."]
     (folder / README).write_text("\n\n".join(parts) + "\n", "utf-8")
 
 

@@ -41,11 +41,13 @@ class Conclusion:
 @dataclass(frozen=True, slots=True)
 class Study:
     """`measure` takes under two minutes and returns what JSON can hold; `conclude` and `draw` read that, and nothing
-    else, so that text and figure can be made anew from a file of results."""
+    else, so that text and figure can be made anew from a file of results. `about`: a text without figures of a run.
+    """
 
     name: str
     question: str
     measure: Callable[[Ask], Results]
     conclude: Callable[[Results], Conclusion]
     draw: Callable[[Results], Figure]
+    about: Path
     takes_trace: bool = False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from kvwise.studies.fewer_kv_heads.conclusion import conclude
 from kvwise.studies.fewer_kv_heads.figure import draw
 from kvwise.studies.fewer_kv_heads.measurement import measure
@@ -13,4 +15,5 @@ STUDY = Study(
     measure=measure,
     conclude=conclude,
     draw=draw,
+    about=Path(__file__).with_name("about.md"),
 )

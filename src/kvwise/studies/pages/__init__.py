@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from kvwise.studies.pages.conclusion import conclude
 from kvwise.studies.pages.figure import draw
 from kvwise.studies.pages.measurement import measure
@@ -13,5 +15,6 @@ STUDY = Study(
     measure=measure,
     conclude=conclude,
     draw=draw,
+    about=Path(__file__).with_name("about.md"),
     takes_trace=True,
 )

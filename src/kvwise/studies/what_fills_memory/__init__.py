@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from kvwise.studies.study import Study
 from kvwise.studies.what_fills_memory.conclusion import conclude
 from kvwise.studies.what_fills_memory.figure import draw
@@ -13,4 +15,5 @@ STUDY = Study(
     measure=measure,
     conclude=conclude,
     draw=draw,
+    about=Path(__file__).with_name("about.md"),
 )
