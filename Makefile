@@ -5,9 +5,11 @@
 # make bench  the machine's limits and kvwise's own cells
 # make bench-peers    the same beside llama.cpp, OpenVINO, vLLM and transformers, which it installs
 # make bench-quality  what each kind of weights and KV costs in perplexity, beside llama.cpp, which it installs
+# make studies        each study anew on this machine, its results beside its code
 # make selftest       every instruction set's kernels against the scalar ones, without Python
 # make cross-aarch64  the same for aarch64, cross-compiled and run under qemu-user
-# Overridable: PYTHON (3.11 or newer), CXX, PROMPT, TEST_ARGS, BENCH_WORK (a folder), BENCH_ARGS.
+# Overridable: PYTHON (3.11 or newer), CXX, PROMPT, TEST_ARGS, BENCH_WORK (a folder), BENCH_ARGS,
+# STUDIES (names), TRACE (a file of Azure's lengths).
 
 PYTHON ?=
 export PROMPT ?= Why is the sky blue?
@@ -30,7 +32,7 @@ need = $(if $(shell command -v $(1)),,$(error kvwise needs $(1): install $(2) (D
 CMAKE := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cmake
 
 .DEFAULT_GOAL := run
-.PHONY: run test lint build bench bench-peers bench-quality selftest cross-aarch64 clean FORCE
+.PHONY: run test lint build bench bench-peers bench-quality studies selftest cross-aarch64 clean FORCE
 
 run: $(RUN_READY) $(BUILT)
 	@$(BIN)/python -m kvwise.checkpoint.bundled --quiet
@@ -65,6 +67,12 @@ bench-peers: $(DEV_READY) $(BUILT)
 bench-quality: $(DEV_READY) $(BUILT)
 	@$(BIN)/python -m kvwise.checkpoint.bundled --quiet
 	@PYTHONPATH=benchmarks $(BIN)/python -m quality $(if $(BENCH_WORK),--work $(BENCH_WORK)) --install $(BENCH_ARGS)
+
+# Every folder with a text of its own is a study; only pages takes a trace.
+STUDIES ?= $(subst _,-,$(notdir $(patsubst %/about.md,%,$(wildcard src/kvwise/studies/*/about.md))))
+studies: $(DEV_READY) $(BUILT)
+	@$(foreach name,$(STUDIES),$(BIN)/kvwise study $(name) --out src/kvwise/studies/$(subst -,_,$(name)) \
+	    $(if $(filter pages,$(name)),$(if $(TRACE),--trace $(TRACE))) &&) true
 
 selftest: $(RUN_READY)
 	@$(CMAKE) -S . -B build/selftest -G Ninja -DKVWISE_SELFTEST=ON --log-level=WARNING >/dev/null
