@@ -55,7 +55,7 @@ def _row(model: str, cell: Cell, entrant: Entrant, series: Series, work: dict[st
         "disturbance": max((sample.disturbance for sample in kept), default=None),
         "work": work,
         "error": series.error,
-        "ids": series.ids[:64],
+        "ids": series.ids[:16],
         "samples": [[s.value, round(s.foreign, 4), round(s.stolen, 4)] for s in series.samples],
     }
 

@@ -52,7 +52,7 @@ class Results:
     def save(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         partial = self.path.with_name(self.path.name + ".partial")
-        partial.write_text(json.dumps(self.content, indent=1) + "\n", "utf-8")
+        partial.write_text(_one_row_a_line(self.content), "utf-8")
         partial.replace(self.path)
 
     def is_done(self, model: str, cell: Cell, entrants: Collection[Entrant]) -> bool:
@@ -60,6 +60,13 @@ class Results:
         found = {row["label"]: row for row in self.content["rows"] if (row["model"], row["cell"]) == (model, cell.name)}
         competing = [e.label for e in entrants if cell.competes(e)]
         return all(label in found and _is_whole(found[label]) for label in competing)
+
+
+def _one_row_a_line(content: dict[str, Any]) -> str:
+    """JSON that a diff can be read of."""
+    rows = ",\n".join(json.dumps(row) for row in content["rows"])
+    head = json.dumps({name: value for name, value in content.items() if name != "rows"}, indent=1)
+    return f'{head.removesuffix("}").rstrip()},\n "rows": [\n{rows}\n ]\n}}\n'
 
 
 def _is_whole(row: dict[str, Any]) -> bool:

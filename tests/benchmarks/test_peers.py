@@ -142,6 +142,9 @@ def test_results_are_written_after_every_cell_and_found_again(results: Results) 
     results.add(rows(DECODE, series(OURS, 1, 2, 3), series(THEIRS, 1, 1, 1)), {"kvwise Q8_0": {"kvwise": "1"}})
     again = reread(results)
     assert again.content == results.content
+    assert [line[:9] for line in results.path.read_text().splitlines()[-5:]] == [
+        ' "rows": ', '{"model":', '{"model":', " ]", "}",
+    ]  # fmt: skip
     assert again.is_done(SMOLLM2, DECODE, [OURS, THEIRS])
     assert not again.is_done(SMOLLM2, PREFILL, [OURS])
     assert not again.is_done("qwen2.5-0.5b", DECODE, [OURS])
