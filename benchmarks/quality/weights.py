@@ -101,7 +101,7 @@ class _Encoder:
         self._type = weights.type
         with tempfile.TemporaryDirectory() as folder:
             values, out = Path(folder, "values.npz"), Path(folder, "out.npz")
-            np.savez(values, **{n: in_gguf_order(n, source.values(n), source.shape) for n in chosen})
+            np.savez(values, **{n: in_gguf_order(n, source.values(n), source.shape) for n in chosen})  # type: ignore[arg-type]
             llamacpp.run("quantize", {"type": _ggml_name(self._type), "values": str(values), "out": str(out)})
             with np.load(out) as arrays:
                 self._blocks: dict[str, NDArray[np.uint8]] = {name: arrays[name] for name in arrays.files}
