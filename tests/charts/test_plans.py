@@ -6,6 +6,8 @@ import re
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -19,6 +21,7 @@ from kvwise.charts.style import format_tokens
 from kvwise.errors import UsageError
 from kvwise.planner.memory import plan_shape
 from kvwise.planner.plan import Plan
+from kvwise.planner.simulation.results import Distribution, Summary
 from kvwise.program.cost import OpCost
 from kvwise.units import GiB
 
@@ -44,6 +47,28 @@ def test_the_memory_chart_sums_what_the_plan_sums(plan: Plan) -> None:
 def test_a_model_s_chart_agrees_with_its_plan_but_for_blocks() -> None:
     planned = kvwise.plan("llama-3.1-8b", context=4096, batch=2)
     assert MemoryChart.of(planned).total_bytes(4096, 2) == planned.total_bytes
+
+
+def test_on_several_devices_the_chart_is_of_the_fullest() -> None:
+    planned = kvwise.plan("llama-3.1-70b", on="h100:4", context=8192, batch=16)
+    chart, roof = MemoryChart.of(planned), Roofline.of(planned)
+    assert chart.total_bytes(8192, 16) == planned.total_bytes
+    assert chart.weight_bytes < planned.weight_bytes / 3
+    assert roof is not None
+    assert planned.latency is not None
+    assert roof.flops_per_s / roof.bytes_per_s == planned.latency.ridge
+    prefill, decode = marks(roof)
+    for mark in (prefill, decode):
+        assert mark.predicted_flops_per_s is not None
+        assert mark.predicted_flops_per_s <= min(roof.flops_per_s, mark.intensity * roof.bytes_per_s)
+
+
+def test_a_load_point_is_a_simulation_s_percentiles() -> None:
+    seconds = Distribution.of([0.01 * i for i in range(1, 101)])
+    summary = SimpleNamespace(latencies={"ttft": seconds, "tpot": None})
+    point = LoadPoint.of(2.0, cast(Summary, summary))
+    assert point == LoadPoint(2.0, Percentiles(0.5, 0.9, 0.99), None)
+    assert LoadPoint.of(2.0, cast(Summary, SimpleNamespace(latencies={}))) is None
 
 
 def test_the_largest_contexts_are_where_the_line_crosses(plan: Plan) -> None:

@@ -1,4 +1,4 @@
-"""Latency against load: what waits, and how long a token takes, as more requests come. Knows no simulation."""
+"""Latency against load: what waits, and how long a token takes, as more requests come."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from kvwise.units import format_seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from kvwise.planner.simulation.results import Distribution, Summary
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,16 @@ class LoadPoint:
     rate: float
     ttft_s: Percentiles
     tpot_s: Percentiles | None
+
+    @classmethod
+    def of(cls, rate: float, summary: Summary) -> LoadPoint | None:
+        """Of a simulation at that rate; None where it served nobody."""
+        ttft, tpot = (_percentiles(summary.latencies.get(name)) for name in ("ttft", "tpot"))
+        return None if ttft is None else cls(rate, ttft, tpot)
+
+
+def _percentiles(latency: Distribution | None) -> Percentiles | None:
+    return None if latency is None else Percentiles(*(latency.percentiles[p] for p in (50, 90, 99)))
 
 
 def draw_ttft(axes: Axes, points: Sequence[LoadPoint], *, limit_s: float | None, best_rate: float | None) -> None:

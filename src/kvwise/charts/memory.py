@@ -5,7 +5,9 @@ Knows a plan's sums, not how they are made.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from kvwise.charts.style import (
@@ -19,7 +21,6 @@ from kvwise.charts.style import (
     tokens_axis,
     with_halo,
 )
-from kvwise.spec.kv import KVCacheSpec
 from kvwise.units import format_bytes
 
 if TYPE_CHECKING:
@@ -36,14 +37,15 @@ _HEADROOM: Final = 4  # times the machine's memory that the figure reaches
 
 @dataclass(frozen=True, slots=True)
 class MemoryChart:
-    """`fixed_bytes`: all that is not K, V and states: it is drawn as constant. The dot is at (context, batch).
+    """What a plan holds as contexts and requests grow; on several devices, what the fullest of them holds.
 
-    max_context: the model's own, None where it is not known.
+    request_bytes: of one request of so many tokens. fixed_bytes: all that no request brings; it is drawn as constant.
+    The dot is at (context, batch). max_context: the model's own, None where it is not known.
     """
 
     weight_bytes: int
     fixed_bytes: int
-    kv: KVCacheSpec
+    request_bytes: Callable[[int], int]
     budget_bytes: int
     context: int
     batch: int
@@ -51,13 +53,14 @@ class MemoryChart:
 
     @classmethod
     def of(cls, plan: Plan) -> MemoryChart:
-        """Of `plan`, its KV pool replaced by what requests hold, exact tokens."""
-        held = {row.name: int(row.predicted or 0) for row in plan.rows}
-        growing = held.get("kv_pool", 0) + held.get("states", 0)
+        """Of `plan`, its KV pool replaced by what requests hold."""
+        rows = {row.name: int(row.predicted or 0) for row in plan.rows}
+        stage = None if plan.placed is None else plan.placed.fullest
+        held = plan.kv.request_bytes if stage is None else partial(stage.policy.held_bytes, stage.kv)
         return cls(
-            weight_bytes=plan.weight_bytes,
-            fixed_bytes=plan.total_bytes - growing,
-            kv=plan.kv,
+            weight_bytes=rows["weights"],
+            fixed_bytes=plan.total_bytes - rows.get("kv_pool", 0) - rows.get("states", 0),
+            request_bytes=held,
             budget_bytes=plan.budget_bytes - plan.reserve_bytes,
             context=plan.context,
             batch=plan.batch,
@@ -65,7 +68,7 @@ class MemoryChart:
         )
 
     def total_bytes(self, context: int, batch: int) -> int:
-        return self.fixed_bytes + batch * self.kv.request_bytes(context)
+        return self.fixed_bytes + batch * self.request_bytes(context)
 
     @property
     def batches(self) -> list[int]:
@@ -98,9 +101,12 @@ def draw_memory(axes: Axes, chart: MemoryChart) -> None:
     _label_lines(axes, chart, contexts[0])
     axes.plot(chart.context, asked, "o", color=INK, markersize=7, zorder=5)
     text = f"{format_bytes(asked)} at {chart.batch} × {format_tokens(chart.context)}"
+    room = chart.context >= 16 * contexts[0]  # for a label on the left, where fewer lines are
+    offset, aligned = ((-7, 8), "right") if room else ((7, -12), "left")
     note = axes.annotate(
-        text, (chart.context, asked), xytext=(6, -12), textcoords="offset points", fontsize=8.5, zorder=6
-    )
+        text, (chart.context, asked), xytext=offset, textcoords="offset points", ha=aligned, fontsize=8.5,
+        fontweight="bold", zorder=6,
+    )  # fmt: skip
     with_halo(note)
     grid(axes)
     axes.set_xlabel("context of each request, tokens")

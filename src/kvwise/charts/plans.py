@@ -7,7 +7,7 @@ of it is drawn from what the planner says; nothing is computed here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from kvwise.charts.memory import MemoryChart, draw_memory, largest_contexts
 from kvwise.charts.roofline import Mark, draw_roofline
 from kvwise.charts.style import KV, WEIGHTS, house_style, new_figure
 from kvwise.charts.write import check_suffix, html_page, html_table, write_figure
+from kvwise.spec.shape import StepShape
 from kvwise.units import format_bytes, format_count
 
 if TYPE_CHECKING:
@@ -33,6 +34,19 @@ class Roofline:
     flops_per_s: float
     prefill: StepPrice
     decode: StepPrice
+
+    @classmethod
+    def of(cls, plan: Plan) -> Roofline | None:
+        """Of a plan on a device that is known by its sheet, one of them where it is on several; None otherwise."""
+        latency, placed = plan.latency, plan.placed
+        if latency is None or latency.ridge is None or placed is None or plan.pricer is None:
+            return None
+        bandwidth = placed.placement.device.bandwidth
+        if bandwidth is None:
+            return None
+        prefill = plan.pricer.price(StepShape.prefill(latency.prefill.tokens))
+        decode = plan.pricer.price(StepShape.decode(latency.decode.context, latency.decode.tokens))
+        return cls(bandwidth, latency.ridge * bandwidth, prefill, decode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +66,11 @@ class PlanCharts:
     plan: Plan
     roofline: Roofline | None = None
     load: LoadCurve | None = None
-    notes: tuple[str, ...] = field(default=())
+
+    @classmethod
+    def of(cls, plan: Plan, load: LoadCurve | None = None) -> PlanCharts:
+        """All that can be drawn of `plan`, and of a load where one was simulated."""
+        return cls(plan, Roofline.of(plan), load)
 
 
 def write_plan_charts(charts: PlanCharts, path: Path) -> None:
@@ -139,10 +157,12 @@ def marks(roofline: Roofline) -> Sequence[Mark]:
 
 
 def _title(plan: Plan) -> str:
+    where = "" if plan.placed is None else f" on {plan.placed.placement}"
     verdict = "fits" if plan.fits else "does not fit"
+    name = plan.model.rpartition("/")[2][:60]
     asked = f"{format_count(plan.batch)} × {format_count(plan.context)} tokens"
     needed = format_bytes(plan.total_bytes + plan.reserve_bytes)
-    return f"{plan.model[:60]} {verdict} at {asked}: {needed} of {format_bytes(plan.budget_bytes)}"
+    return f"{name}{where} {verdict} at {asked}: {needed} of {format_bytes(plan.budget_bytes)}"
 
 
 def _ledger_table(plan: Plan) -> str:

@@ -33,6 +33,8 @@ SERIES: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9
 
 WIDTH_IN: Final = 8.6  # 620 points: a README's column, so that its text is drawn at the size it was set
 PNG_DPI: Final = 150
+_TITLE_POINTS: Final = 11.5
+_TITLE_CHARS: Final = 86  # of that size that a line holds; longer titles are set smaller
 _INSTALL: Final = "install it with: pip install 'kvwise[charts]'"
 _SETTINGS: Final[dict[Any, Any]] = {
     "axes.axisbelow": True,
@@ -101,7 +103,8 @@ def new_figure(
     figure = Figure(figsize=(WIDTH_IN, height_in), layout="constrained")
     panels = figure.subplot_mosaic(mosaic, width_ratios=widths, height_ratios=heights)
     if title:
-        figure.suptitle(title, x=0.012, ha="left", fontsize=11.5, fontweight="bold")
+        size = _TITLE_POINTS * min(1.0, _TITLE_CHARS / len(title))
+        figure.suptitle(title, x=0.012, ha="left", fontsize=size, fontweight="bold")
     return figure, panels
 
 
