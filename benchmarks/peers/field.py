@@ -8,6 +8,8 @@ from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvwise.errors import KvwiseError
+
 from . import models, report
 from .cells import Cell, Entrant
 from .environments import Environments
@@ -46,7 +48,7 @@ class Field:
         facts = Facts(next(path for path in self._files.values() if path.suffix == ".gguf"))
         try:
             for cell, series in self._series(cells, vocab, effort):
-                work = {label: facts.work(cell, nbytes) for label, nbytes in weight_bytes.items()}
+                work = {label: facts.work(cell, nbytes) for label, nbytes in weight_bytes.items() if nbytes}
                 rows = report.rows(self.model, cell, self.entrants, series, work)
                 yield [{**row, "date": time.strftime("%Y-%m-%d %H:%M")} for row in rows]
         finally:
@@ -68,9 +70,15 @@ class Field:
             with Round(seats, vocab, effort, self._logs) as round_:
                 yield cell, round_.measure_start(cell, cell.kind == "memory")
 
-    def _weight_bytes(self, entrant: Entrant) -> int:
+    def _weight_bytes(self, entrant: Entrant) -> int | None:
+        """None for one that can't load: its rows will say why."""
         file = self._files[entrant.label]
-        return held_weight_bytes(file, entrant.options.get("open", {})) if entrant.ours else stored_weight_bytes(file)
+        if not entrant.ours:
+            return stored_weight_bytes(file)
+        try:
+            return held_weight_bytes(file, entrant.options.get("open", {}))
+        except KvwiseError:
+            return None
 
 
 def ensure_file(work: Path, environments: Environments, model: str, file: str) -> Path:
