@@ -51,7 +51,7 @@ class RandomWeights:
         return self.tensors[name].raw
 
     def locate(self, name: str) -> StoredRows:
-        return self._file.append(self.tensors[name].raw)
+        return self._file.append(self.tensors[name].type, self.tensors[name].raw)
 
 
 def _random_tensor(name: str, shape: tuple[int, ...], kind: str, rng: np.random.Generator) -> RandomTensor:

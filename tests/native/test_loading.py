@@ -17,17 +17,21 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from checkpoint.writers import interleaved, llama_gguf
+from kvwise.backends.native import _native
 from kvwise.backends.native.backend import NATIVE, chosen_isa
 from kvwise.backends.protocol import LoadedProgram, LoadOptions
 from kvwise.checkpoint import open_checkpoint
+from kvwise.checkpoint.converted import ConvertedWeights
+from kvwise.checkpoint.quants import QUANTIZERS, quantize
 from kvwise.errors import BackendError, CheckpointError
 from kvwise.models import build_program
 from kvwise.program.builder import ProgramBuilder
 from kvwise.program.ir import Program
+from kvwise.spec.dtypes import TENSOR_TYPES
 from kvwise.spec.kv import KV_TYPES, KVCacheSpec
 from kvwise.spec.shape import StepLimits
 from kvwise.spec.weights import StoredRows, WeightSource
-from native.matrices import ALL_TYPES, product, stored_type
+from native.matrices import ALL_TYPES, FLOAT_TYPES, product, stored_type
 from native.models import Part, RandomWeights, step
 
 LIMITS = StepLimits(max_tokens=16, max_logits_rows=16, max_requests=1, max_context=16)
@@ -142,7 +146,7 @@ class ZeroWeights(RandomWeights):
         weakref.finalize(self, self._zeros.close)
 
     def locate(self, name: str) -> StoredRows:
-        return StoredRows(self._zeros.fileno(), 0)
+        return StoredRows(self.tensors[name].type, self._zeros.fileno(), 0)
 
 
 class Broken(Exception):
@@ -191,8 +195,8 @@ def test_a_file_that_shrinks_before_it_is_read_is_named(tmp_path: Path) -> None:
 def test_a_read_that_the_system_refuses_names_the_weight() -> None:
     program = one_matmul(16, 16)
     source = source_of(program, "f32")
-    source.locate = lambda name: StoredRows(10**6, 0)  # type: ignore[method-assign]
-    with pytest.raises(BackendError, match=r"embed\.weight can't be read: Bad file descriptor"):
+    source.locate = lambda name: StoredRows(stored_type("f32"), 10**6, 0)  # type: ignore[method-assign]
+    with pytest.raises(BackendError, match=r"embed\.weight can't be used: Bad file descriptor"):
         load(program, source)
 
 
@@ -228,3 +232,68 @@ print(status("VmHWM") - before - weights, weights)
     beyond, weights = map(int, done.stdout.split())
     assert weights > 100_000_000
     assert beyond < 6_000_000
+
+
+# ---- conversion while loading
+
+
+def rows_of_any_size(seed: int, blocks: int) -> NDArray[np.float32]:
+    """Ordinary numbers, and blocks of zeros of both signs, of one number, of the smallest and of the largest."""
+    rng = np.random.default_rng(seed)
+    values = rng.standard_normal((7, 32 * blocks)).astype(np.float32) * np.float32(10.0) ** rng.integers(-9, 5, (7, 1))
+    values[1] = rng.choice(np.array([0.0, -0.0], np.float32), values[1].shape)
+    values[2] = values[2, 0]
+    values[3] = rng.choice(np.array([1e-45, -1e-45, 3e-40, -1e-38], np.float32), values[3].shape)
+    values[4] = rng.choice(np.array([3e38, -3e38, 1.0], np.float32), values[4].shape)
+    values[5] = rng.integers(-127, 128, values[5].shape)  # halves between codes
+    values[6] = rng.integers(-16, 17, values[6].shape) / np.float32(2)
+    return values
+
+
+@pytest.mark.parametrize("kind", sorted(TENSOR_TYPES))
+@given(seed=st.integers(0, 2**32), blocks=st.integers(1, 5))
+def test_rows_are_rounded_as_the_reference_rounds_them(kind: str, seed: int, blocks: int) -> None:
+    values = rows_of_any_size(seed, blocks * (8 if kind.endswith("_k") else 1))
+    out = np.zeros((len(values), TENSOR_TYPES[kind].row_bytes(values.shape[1])), np.uint8)
+    convertible = kind in QUANTIZERS and not TENSOR_TYPES[kind].is_float
+    assert _native.kernels.round_rows(kind, values, out) == convertible
+    if convertible:
+        np.testing.assert_array_equal(out, quantize(values, TENSOR_TYPES[kind]))
+
+
+@pytest.mark.parametrize("held", [name for name in QUANTIZERS if not TENSOR_TYPES[name].is_float])
+@pytest.mark.parametrize("stored", FLOAT_TYPES)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_converted_matrix_is_the_one_that_was_stored_so(stored: str, held: str, threads: int) -> None:
+    program = one_matmul(1000, 32 * 67, bias=True)
+    source = source_of(program, stored)
+    types = {name: tensor.type for name, tensor in source.tensors.items()} | {"w.weight": TENSOR_TYPES[held]}
+    converted = ConvertedWeights(source, types)
+    stored_so = RandomWeights(program, "f32")
+    stored_so.tensors = {
+        name: replace(source.tensors[name], type=t, raw=converted.read(name)) for name, t in types.items()
+    }
+    assert all(converted.tensors[name].nbytes == stored_so.tensors[name].nbytes for name in types)
+    np.testing.assert_array_equal(
+        outputs_of(load(program, converted, threads)), outputs_of(load(program, stored_so, threads))
+    )
+
+
+def test_numbers_that_are_not_finite_are_not_converted() -> None:
+    program = one_matmul(40, 64)
+    for bad in (np.inf, -np.inf, np.nan):
+        source = source_of(program, "f16")
+        raw = source.tensors["w.weight"].raw.copy()
+        raw.view(np.float16)[39, 63] = bad
+        source.tensors = {**source.tensors, "w.weight": replace(source.tensors["w.weight"], raw=raw)}
+        load(program, source)
+        types = {"embed.weight": stored_type("f32"), "w.weight": stored_type("q8_0")}
+        with pytest.raises(CheckpointError, match=r"w\.weight holds numbers that are not finite"):
+            load(program, ConvertedWeights(source, types))
+
+
+def test_a_block_type_is_never_converted() -> None:
+    program = one_matmul(40, 64)
+    source = source_of(program, "q4_0")
+    with pytest.raises(BackendError, match="can't be converted"):
+        load(program, ConvertedWeights(source, {"embed.weight": stored_type("f32"), "w.weight": stored_type("q8_0")}))

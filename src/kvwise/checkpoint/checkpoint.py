@@ -82,7 +82,7 @@ class Checkpoint:
         heads = rotary_heads(name, self.spec) if self._interleaved else None
         if heads is not None:
             check_pairs(source.shape[0], heads)
-        return StoredRows(source.file.descriptor, source.offset, heads or 0)
+        return StoredRows(self.tensors[name].type, source.file.descriptor, source.offset, heads or 0)
 
     def close(self) -> None:
         """Close the files. Idempotent."""

@@ -79,7 +79,7 @@ def quantize(values: NDArray[Any], tensor_type: TensorType) -> Bytes:
     nbytes = tensor_type.row_bytes(n)
     blocks = np.ascontiguousarray(values, np.float32).reshape(-1, tensor_type.block_elements)
     with np.errstate(invalid="ignore", over="ignore"):
-        return _QUANTIZERS[tensor_type.name](blocks).reshape(rows, nbytes)
+        return QUANTIZERS[tensor_type.name](blocks).reshape(rows, nbytes)
 
 
 _Parts = tuple[NDArray[Any], Float32, Float32 | None]  # codes [blocks, n], scales and offsets [blocks, groups]
@@ -253,15 +253,19 @@ def _quantize_q4_0(x: Float32) -> Bytes:
 
 
 def _quantize_q4_1(x: Float32) -> Bytes:
-    low = x.min(axis=1, keepdims=True)
-    scale = (x.max(axis=1, keepdims=True) - low) / np.float32(15)
+    # Of zeros with two signs the first counts, as in a loop that looks for more or less.
+    low = np.take_along_axis(x, x.argmin(axis=1, keepdims=True), axis=1)
+    high = np.take_along_axis(x, x.argmax(axis=1, keepdims=True), axis=1)
+    scale = (high - low) / np.float32(15)
     codes = _four_bit_codes((x.astype(np.float64) - low) * _reciprocal(scale) + 0.5)
     return np.concatenate([_quantize_f16(scale), _quantize_f16(low), codes], axis=1)
 
 
 def _reciprocal(scale: Float32) -> Float32:
-    with np.errstate(divide="ignore"):
-        return np.where(scale == 0, np.float32(0), np.float32(1) / scale)
+    """0 where it would not be finite: such a scale rounds to zero in half precision anyway."""
+    with np.errstate(divide="ignore", over="ignore"):
+        inverse = np.float32(1) / scale
+    return np.where(np.isfinite(inverse), inverse, np.float32(0))
 
 
 def _four_bit_codes(shifted: NDArray[np.float64]) -> Bytes:
@@ -271,7 +275,8 @@ def _four_bit_codes(shifted: NDArray[np.float64]) -> Bytes:
     return packed
 
 
-_QUANTIZERS: Final[Table[Callable[[Float32], Bytes]]] = Table(
+# csrc/row_quantizers.cpp has the same of block types, for loading: a test holds each to the other.
+QUANTIZERS: Final[Table[Callable[[Float32], Bytes]]] = Table(
     "type to quantize to",
     {
         "f32": lambda x: x.view(np.uint8),

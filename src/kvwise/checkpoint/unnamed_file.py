@@ -7,6 +7,7 @@ import tempfile
 import weakref
 from typing import TYPE_CHECKING
 
+from kvwise.spec.dtypes import TensorType
 from kvwise.spec.weights import StoredRows
 
 if TYPE_CHECKING:
@@ -22,13 +23,13 @@ class UnnamedFile:
         weakref.finalize(self, os.close, self._descriptor)
         self._end = 0
 
-    def append(self, raw: NDArray[np.uint8]) -> StoredRows:
-        """Where the bytes of `raw` lie now."""
+    def append(self, kind: TensorType, raw: NDArray[np.uint8]) -> StoredRows:
+        """Where the rows `raw` of type `kind` lie now."""
         start, unwritten = self._end, memoryview(raw.tobytes())
         while unwritten:
             written = os.pwrite(self._descriptor, unwritten, self._end)
             unwritten, self._end = unwritten[written:], self._end + written
-        return StoredRows(self._descriptor, start)
+        return StoredRows(kind, self._descriptor, start)
 
 
 def _memory_file() -> int:

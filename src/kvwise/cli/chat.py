@@ -44,6 +44,7 @@ def chat_command(
     context: o.Context = None,
     threads: o.Threads = None,
     kv_dtype: o.KvDtype = "f16",
+    weights: o.Weights = None,
     backend: o.BackendName = "native",
     as_json: o.Json = False,
 ) -> None:
@@ -57,7 +58,7 @@ def chat_command(
     sampling = o.sampling_params(max_tokens, min_tokens, temperature, top_k, top_p, min_p, seed, stop, False)
     console = people()
     with ExitStack() as stack:
-        opened = stack.enter_context(open_model(model, console, backend=backend, kv_dtype=kv_dtype))
+        opened = stack.enter_context(open_model(model, console, backend=backend, kv_dtype=kv_dtype, weights=weights))
         template = opened.chat_template
         if template is None:
             raise UsageError(f"{model} has no chat template", action="use `kvwise run --raw` with a prompt of your own")

@@ -19,6 +19,10 @@ Stop = Annotated[Optional[list[str]], typer.Option(help="End before this string;
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Do not stop at the model's stop tokens.")]
 Threads = Annotated[Optional[int], typer.Option(help="Threads; default: what this machine gives us.")]  # noqa: UP045
 KvDtype = Annotated[str, typer.Option(help="How K and V are stored: f32, f16 or bf16.")]
+Weights = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(help="Convert weights stored in f32, f16 or bf16 while loading: q8_0, q4_0 or q4_1."),
+]
 Arguments = typer.Argument(
     metavar="[MODEL] PROMPT",
     show_default=False,

@@ -34,6 +34,7 @@ def run_command(
     context: o.Context = None,
     threads: o.Threads = None,
     kv_dtype: o.KvDtype = "f16",
+    weights: o.Weights = None,
     backend: o.BackendName = "native",
     as_json: o.Json = False,
 ) -> None:
@@ -50,7 +51,7 @@ def run_command(
     model, prompt = model_and_prompt(arguments or [])
     console = people()
     with ExitStack() as stack:
-        opened = stack.enter_context(open_model(model, console, backend=backend, kv_dtype=kv_dtype))
+        opened = stack.enter_context(open_model(model, console, backend=backend, kv_dtype=kv_dtype, weights=weights))
         prompt_ids = encode_prompt(opened, prompt, raw=raw)
         needed = len(prompt_ids) + max_tokens - 1
         most = min(needed, opened.spec.max_positions)

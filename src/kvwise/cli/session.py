@@ -69,11 +69,11 @@ def _names_a_model(argument: str) -> bool:
     return True
 
 
-def open_model(name: str, console: Console, *, backend: str, kv_dtype: str) -> OpenedModel:
+def open_model(name: str, console: Console, *, backend: str, kv_dtype: str, weights: str | None = None) -> OpenedModel:
     """Open a model, and say so where it must be downloaded first."""
     from kvwise.engine import model
 
-    return model.open_model(name, backend=backend, kv_dtype=kv_dtype, progress=console.print)
+    return model.open_model(name, backend=backend, kv_dtype=kv_dtype, weights=weights, progress=console.print)
 
 
 def encode_prompt(opened: OpenedModel, prompt: str, *, raw: bool) -> list[int]:

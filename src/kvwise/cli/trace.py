@@ -26,6 +26,7 @@ def trace_command(
     raw: o.Raw = False,
     threads: o.Threads = None,
     kv_dtype: o.KvDtype = "f16",
+    weights: o.Weights = None,
     backend: o.BackendName = "native",
     as_json: o.Json = False,
 ) -> None:
@@ -44,7 +45,7 @@ def trace_command(
     model, prompt = model_and_prompt(arguments)
     console = people()
     with ExitStack() as stack:
-        opened = stack.enter_context(open_model(model, console, backend=backend, kv_dtype=kv_dtype))
+        opened = stack.enter_context(open_model(model, console, backend=backend, kv_dtype=kv_dtype, weights=weights))
         prompt_ids = encode_prompt(opened, prompt, raw=raw)
         context = min(len(prompt_ids) + max_tokens - 1, opened.spec.max_positions)
         settings = Settings(

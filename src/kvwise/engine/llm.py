@@ -37,7 +37,8 @@ class LLM:
     max_context: tokens of one request, prompt and output; by default the model's own, at most 4,096. max_requests: how
     many are computed together; more of them wait. pool_tokens: tokens of KV cache in all, by default max_context for
     each of max_requests. max_logits_rows: how many positions `score` computes the logits of at a time, by default
-    max_requests; more is faster and takes a row of logits each.
+    max_requests; more is faster and takes a row of logits each. weights: a type, as q8_0, to convert f32, f16 and bf16
+    weights to while they are loaded.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class LLM:
         max_logits_rows: int | None = None,
         threads: int | None = None,
         kv_dtype: str = "f16",
+        weights: str | None = None,
         backend: str = "native",
         prefix_cache: bool = True,
     ) -> None:
@@ -62,7 +64,7 @@ class LLM:
             threads=threads,
             prefix_cache=prefix_cache,
         )
-        self._opened = open_model(model, backend=backend, kv_dtype=kv_dtype)
+        self._opened = open_model(model, backend=backend, kv_dtype=kv_dtype, weights=weights)
         try:
             self._loaded = self._opened.load(settings)
         except BaseException:

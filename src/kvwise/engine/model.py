@@ -24,6 +24,7 @@ from kvwise.checkpoint.bundled import BUNDLED_NAME
 from kvwise.engine.admission import Room, check_text_can_fit
 from kvwise.engine.engine import Engine
 from kvwise.engine.executor import ProgramExecutor
+from kvwise.engine.weight_types import held_types
 from kvwise.errors import UsageError
 from kvwise.hardware.profile import DeviceProfile
 from kvwise.ledger.host import read_cpu_budget, read_host_memory
@@ -85,13 +86,15 @@ def open_model(
     *,
     backend: str = "native",
     kv_dtype: str = "f16",
+    weights: str | None = None,
     allow_download: bool = True,
     progress: Callable[[str], None] | None = None,
 ) -> OpenedModel:
     """Open and check a model's files and write its program; reads no weights. `progress` is told of downloads.
 
-    Raises ModelNotFound, CheckpointError, SpecError, UnknownArchitecture, UsageError (backend, KV type), or
-    BackendError for a family that is counted and priced only.
+    weights: a type to convert them to while they are loaded (weight_types.py says which); None: as they are stored.
+    Raises ModelNotFound, CheckpointError, SpecError, UnknownArchitecture, UsageError (backend, KV type, type of
+    weights), or BackendError for a family that is counted and priced only.
     """
     from kvwise.checkpoint import match_tensors, open_checkpoint
     from kvwise.checkpoint.names import has_names
@@ -113,6 +116,8 @@ def open_model(
         program = build_program(checkpoint.spec)
         match_tensors(program.expected_shapes, checkpoint)
         types = {name: checkpoint.tensors[name].type for name in program.weights}
+        if weights is not None:
+            types = held_types(program, types, weights)
         return OpenedModel(str(name), path, checkpoint, reading, reading.lower(program, types), types, kv)
     except BaseException:
         checkpoint.close()
@@ -120,7 +125,10 @@ def open_model(
 
 
 class OpenedModel:
-    """A model whose files are open and whose cost is known. A context manager; closing it keeps what was loaded."""
+    """A model whose files are open and whose cost is known. A context manager; closing it keeps what was loaded.
+
+    types: what each weight is held in, which is what it is stored in unless it is converted.
+    """
 
     def __init__(
         self,
@@ -219,9 +227,12 @@ class OpenedModel:
 
     def load(self, settings: Settings, progress: Progress | None = None) -> LoadedModel:
         """Check that it fits, then read the weights. Raises DoesNotFit with the arithmetic, before anything is read."""
+        from kvwise.checkpoint.converted import ConvertedWeights
+
         plan = self.checked_plan(settings)
         options = replace(plan.options, progress=progress)
-        loaded = self.backend.load(self.program, self.checkpoint, self.kv, options)
+        source = ConvertedWeights(self.checkpoint, self.types)
+        loaded = self.backend.load(self.program, source, self.kv, options)
         return LoadedModel(self, loaded, plan, settings)
 
     def close(self) -> None:

@@ -228,7 +228,7 @@ class _ZeroSource:
         return np.zeros((rows, tensor.nbytes // rows), np.uint8)
 
     def locate(self, name: str) -> StoredRows:
-        return StoredRows(self._zeros.fileno(), 0)
+        return StoredRows(self.tensors[name].type, self._zeros.fileno(), 0)
 
     def __enter__(self) -> _ZeroSource:
         self._zeros = open("/dev/zero", "rb")

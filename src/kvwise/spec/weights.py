@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Stored(Protocol):
-    """One tensor as stored. `shape` is (out, in) or (n,); a row is a whole number of the type's blocks."""
+    """One tensor. `shape` is (out, in) or (n,); a row is a whole number of the type's blocks."""
 
     @property
     def name(self) -> str: ...
@@ -28,19 +28,21 @@ class Stored(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StoredRows:
-    """Where a tensor's rows lie, one after the other: byte `offset` of an open file.
+    """Where a tensor's rows lie, one after the other: from byte `offset` of an open file on.
 
+    type: as they are stored; a source may say that a tensor is to be held in another.
     interleaved_heads: not 0 where the rows are those of so many heads, each with its rotary pairs side by side; they
     are wanted in halves, the first of each pair and then the second.
     """
 
+    type: TensorType
     descriptor: int
     offset: int
     interleaved_heads: int = 0
 
 
 class WeightSource(Protocol):
-    """Tensors by canonical name."""
+    """Tensors by canonical name, in the types that they are to be held in."""
 
     @property
     def tensors(self) -> Mapping[str, Stored]: ...
@@ -50,5 +52,5 @@ class WeightSource(Protocol):
         ...
 
     def locate(self, name: str) -> StoredRows:
-        """Where the raw bytes can be read, for a backend that copies them piece by piece."""
+        """Where the bytes as stored can be read, for a backend that copies and converts them piece by piece."""
         ...

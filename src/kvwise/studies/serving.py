@@ -84,7 +84,7 @@ class RandomWeights:
         return self.tensors[name].raw
 
     def locate(self, name: str) -> StoredRows:
-        return self._file.append(self.tensors[name].raw)
+        return self._file.append(self.tensors[name].type, self.tensors[name].raw)
 
 
 @dataclass(frozen=True, slots=True)

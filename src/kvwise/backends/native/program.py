@@ -134,7 +134,7 @@ def _fill_rope_table(table: NDArray[np.float32], rope: RopeSpec) -> None:
 def _declare_weight(module: ModuleType, model: Any, weight: ir.Weight, source: WeightSource) -> int:
     """Its handle."""
     kind, rows = source.tensors[weight.name].type, source.locate(weight.name)
-    stored = module.StoredRows(kind.name, rows.descriptor, rows.offset, rows.interleaved_heads)
+    stored = module.StoredRows(rows.type.name, rows.descriptor, rows.offset, rows.interleaved_heads)
     if weight.role is ir.Role.VECTOR:
         handle: int = model.add_vector(weight.num_elements, stored)
     else:
@@ -144,14 +144,14 @@ def _declare_weight(module: ModuleType, model: Any, weight: ir.Weight, source: W
 
 def _finish_loading(model: Any, names: list[str], source: WeightSource, progress: Progress | None) -> None:
     """Wait for all weights, `names` in the order of their declaration. Raises what the source says of a failed read."""
-    total = sum(source.tensors[name].nbytes for name in names)
+    total = model.stored_bytes
     if progress is not None:
         progress(0, total)
     failed = model.finish_loading(None if progress is None else lambda done: progress(done, total))
     if failed is not None:
         weight, problem = failed
         source.read(names[weight])  # knows the file's name, and what should be done about it
-        raise BackendError(f"loading failed: {names[weight]} can't be read: {problem}")
+        raise BackendError(f"loading failed: {names[weight]} can't be used: {problem}")
     if progress is not None:
         progress(total, total)
 

@@ -67,7 +67,7 @@ class ChangedHeads:
 
     def locate(self, name: str) -> StoredRows:
         if name in self._changed:
-            return self._file.append(self._changed[name].raw)
+            return self._file.append(_TYPE, self._changed[name].raw)
         return self._checkpoint.locate(name)
 
     def _heads(self, name: str, num_kv_heads: int) -> Heads:

@@ -108,6 +108,22 @@ void interleave_q4_1(const TileRows& rows, int64_t blocks, uint8_t* out) {
   }
 }
 
+// Bits of the float32 that equals a half-precision number; without branches, so that loops over it become vectors.
+uint32_t f16_as_f32(uint16_t half) {
+  const uint32_t sign = uint32_t{half & 0x8000u} << 16, magnitude = half & 0x7fffu;
+  // A subnormal is fraction · 2^-24: as the fraction of a number from 2^-14 on, less 2^-14, which is exact.
+  const uint32_t above = magnitude << 13 | 0x38800000u;
+  constexpr float kSmallestNormal = 0x1p-14f;
+  float subnormal;
+  std::memcpy(&subnormal, &above, 4);
+  subnormal -= kSmallestNormal;
+  uint32_t subnormal_bits;
+  std::memcpy(&subnormal_bits, &subnormal, 4);
+  const uint32_t normal_bits = (magnitude << 13) + 0x38000000u;
+  const uint32_t not_finite_bits = magnitude << 13 | 0x7f800000u;
+  return sign | (magnitude < 0x400u ? subnormal_bits : magnitude < 0x7c00u ? normal_bits : not_finite_bits);
+}
+
 }  // namespace
 
 void repack_tile(WeightType type, int64_t inputs, const TileRows& rows, uint8_t* out) {
@@ -132,19 +148,7 @@ void widen(WeightType type, const uint8_t* stored, int64_t n, float* out) {
   for (int64_t i = 0; i < n; ++i) {
     uint16_t half;
     std::memcpy(&half, stored + 2 * i, 2);
-    uint32_t bits = uint32_t{half} << 16;  // bf16 is the upper half of a float32
-    if (type == WeightType::f16) {
-      const uint32_t sign = uint32_t{half & 0x8000u} << 16, exponent = half >> 10 & 31u, fraction = half & 1023u;
-      if (exponent == 31) {
-        bits = sign | 0x7f800000u | fraction << 13;
-      } else if (exponent != 0) {
-        bits = sign | (exponent + 112) << 23 | fraction << 13;
-      } else {  // zero or subnormal: fraction · 2^-24, exact in float32
-        const float magnitude = static_cast<float>(fraction) * 0x1p-24f;
-        std::memcpy(&bits, &magnitude, 4);
-        bits |= sign;
-      }
-    }
+    const uint32_t bits = type == WeightType::f16 ? f16_as_f32(half) : uint32_t{half} << 16;
     std::memcpy(out + i, &bits, 4);
   }
 }

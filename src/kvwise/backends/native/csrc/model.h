@@ -122,6 +122,7 @@ class Model {
   void start_loading() { loader_.start(pool_); }
   void finish_loading(const std::function<void(int64_t)>& tick) { loader_.finish(tick); }
   void cancel_loading() { loader_.cancel(); }
+  int64_t stored_bytes() const { return loader_.stored_bytes(); }  // of all weights, in their files
   // Groups the ops into regions; nothing may be added afterwards.
   void finish(int output);
 

@@ -10,6 +10,7 @@
 #include "memory.h"
 #include "module.h"
 #include "pool.h"
+#include "row_quantizers.h"
 
 namespace kvw {
 namespace {
@@ -121,6 +122,20 @@ void bind_row_ops(nb::module_& m) {
   });
 }
 
+bool round_rows(const std::string& type, const FloatsIn& values, const BytesOut& out) {
+  const WeightType kind = weight_type_named(type);
+  const RowQuantizer quantize = row_quantizer(kind);
+  if (quantize == nullptr) return false;
+  if (values.ndim() != 2) throw NativeError("values must be rows");
+  const auto rows = static_cast<int64_t>(values.shape(0)), n = static_cast<int64_t>(values.shape(1));
+  const int64_t row_bytes = stored_row_bytes(kind, n);
+  if (n % block_shape(kind).elements != 0 || out.size() != static_cast<size_t>(rows * row_bytes)) {
+    throw NativeError("the rows don't fit their bytes");
+  }
+  for (int64_t r = 0; r < rows; ++r) quantize(values.data() + r * n, n, out.data() + r * row_bytes);
+  return true;
+}
+
 }  // namespace
 
 void bind_kernels(nb::module_& m) {
@@ -132,6 +147,8 @@ void bind_kernels(nb::module_& m) {
       .def("matmul", &PackedMatrix::matmul, "isa"_a, "x"_a, "bias"_a.none(), "out"_a, "tiles"_a = 4, "rows"_a = 192)
       .def("row", &PackedMatrix::row, "isa"_a, "row"_a, "scale"_a, "out"_a)
       .def_prop_ro("nbytes", &PackedMatrix::nbytes);
+  kernels.def("round_rows", &round_rows, "type"_a, "values"_a, "out"_a,
+              "Float rows [R, n] as rows of `type`, as a conversion while loading makes them; false where there is none.");
   bind_row_ops(kernels);
   bind_attention(kernels);
 }

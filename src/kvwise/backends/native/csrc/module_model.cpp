@@ -182,6 +182,7 @@ void bind_model(nb::module_& m) {
              return self.add_matrix(weight_type_named(type), outputs, inputs, stored);
            }, "type"_a, "outputs"_a, "inputs"_a, "stored"_a)
       .def("add_vector", &Model::add_vector, "n"_a, "stored"_a)
+      .def_prop_ro("stored_bytes", &Model::stored_bytes, "Of all weights, in their files.")
       .def("start_loading", &Model::start_loading)
       .def("cancel_loading", &Model::cancel_loading, nb::call_guard<nb::gil_scoped_release>())
       .def("finish_loading", &finish_loading, "progress"_a.none(),

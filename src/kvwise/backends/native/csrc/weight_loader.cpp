@@ -7,6 +7,8 @@
 #include <chrono>
 #include <cstring>
 
+#include "row_quantizers.h"
+
 namespace kvw {
 namespace {
 
@@ -39,10 +41,22 @@ void read_exactly(int file, int64_t offset, int64_t n, uint8_t* out) {
   }
 }
 
+bool is_float(WeightType type) {
+  return type == WeightType::f32 || type == WeightType::f16 || type == WeightType::bf16;
+}
+
+template <class T>
+T* at_least(std::vector<T>& buffer, int64_t n) {
+  if (buffer.size() < static_cast<size_t>(n)) buffer.resize(static_cast<size_t>(n));
+  return buffer.data();
+}
+
 }  // namespace
 
 void WeightLoader::add_matrix(const WeightMatrix& matrix, const StoredRows& stored) {
-  if (stored.type != matrix.type) throw NativeError("a matrix can't be converted to the type that was planned");
+  if (stored.type != matrix.type && !(is_float(stored.type) && row_quantizer(matrix.type))) {
+    throw NativeError("a matrix can't be converted from the type that is stored to the one that was planned");
+  }
   Weight weight{matrix, nullptr, stored, stored_row_bytes(stored.type, matrix.inputs)};
   const int64_t tiles = num_tiles(matrix.outputs);
   const int64_t step = std::max<int64_t>(1, kPieceBytes / static_cast<int64_t>(matrix.tile_bytes));
@@ -53,9 +67,7 @@ void WeightLoader::add_matrix(const WeightMatrix& matrix, const StoredRows& stor
 }
 
 void WeightLoader::add_vector(float* target, int64_t n, const StoredRows& stored) {
-  if (stored.type != WeightType::f32 && stored.type != WeightType::f16 && stored.type != WeightType::bf16) {
-    throw NativeError("a vector must be stored as f32, f16 or bf16");
-  }
+  if (!is_float(stored.type)) throw NativeError("a vector must be stored as f32, f16 or bf16");
   WeightMatrix matrix;
   matrix.outputs = n;
   matrix.inputs = 1;
@@ -123,14 +135,14 @@ void WeightLoader::operator()(int64_t index, int thread) {
 
 void WeightLoader::fill_vector(const Weight& weight, Staging& staging) {
   const int64_t n = weight.matrix.outputs, nbytes = n * weight.row_bytes;
-  staging.rows.resize(std::max(staging.rows.size(), static_cast<size_t>(nbytes)));
-  read_exactly(weight.stored.file, weight.stored.offset, nbytes, staging.rows.data());
+  uint8_t* const read = at_least(staging.rows, nbytes);
+  read_exactly(weight.stored.file, weight.stored.offset, nbytes, read);
   if (weight.stored.interleaved_heads == 0) {
-    widen(weight.stored.type, staging.rows.data(), n, weight.vector);
+    widen(weight.stored.type, read, n, weight.vector);
   } else {
     for (int64_t i = 0; i < n; ++i) {
       const int64_t row = stored_row(i, n, weight.stored.interleaved_heads);
-      widen(weight.stored.type, staging.rows.data() + row * weight.row_bytes, 1, weight.vector + i);
+      widen(weight.stored.type, read + row * weight.row_bytes, 1, weight.vector + i);
     }
   }
   bytes_done_.fetch_add(nbytes, std::memory_order_relaxed);
@@ -147,19 +159,41 @@ void WeightLoader::fill_tiles(const Weight& weight, int64_t first, int64_t last,
     high = std::max(high, source(row));
   }
   const int64_t nbytes = (high + 1 - low) * row_bytes;
-  staging.rows.resize(std::max(staging.rows.size(), static_cast<size_t>(nbytes)));
-  staging.zeros.resize(std::max(staging.zeros.size(), static_cast<size_t>(row_bytes)));
-  read_exactly(weight.stored.file, weight.stored.offset + low * row_bytes, nbytes, staging.rows.data());
+  uint8_t* const read = at_least(staging.rows, nbytes);
+  read_exactly(weight.stored.file, weight.stored.offset + low * row_bytes, nbytes, read);
+  const uint8_t* const zeros = at_least(staging.zeros, std::max(row_bytes, stored_row_bytes(matrix.type, matrix.inputs)));
   for (int64_t tile = first; tile < last; ++tile) {
+    const int count = static_cast<int>(std::min<int64_t>(kLanes, end - tile * kLanes));
     TileRows rows;
     for (int lane = 0; lane < kLanes; ++lane) {
-      const int64_t row = tile * kLanes + lane;
-      rows.row[lane] = row < end ? staging.rows.data() + (source(row) - low) * row_bytes : staging.zeros.data();
+      rows.row[lane] = lane < count ? read + (source(tile * kLanes + lane) - low) * row_bytes : zeros;
     }
+    if (weight.stored.type != matrix.type) convert(weight, rows, count, staging);
     repack_tile(matrix.type, matrix.inputs, rows,
                 const_cast<uint8_t*>(matrix.bytes) + static_cast<size_t>(tile) * matrix.tile_bytes);
   }
   bytes_done_.fetch_add((end - begin) * row_bytes, std::memory_order_relaxed);
+}
+
+// The first `count` rows become rows of the type that is held.
+void WeightLoader::convert(const Weight& weight, TileRows& rows, int count, Staging& staging) {
+  const WeightMatrix& matrix = weight.matrix;
+  const RowQuantizer quantize = row_quantizer(matrix.type);
+  const int64_t row_bytes = stored_row_bytes(matrix.type, matrix.inputs);
+  float* const wide = at_least(staging.wide, matrix.inputs);
+  uint8_t* const converted = at_least(staging.converted, kLanes * row_bytes);
+  for (int lane = 0; lane < count; ++lane) {
+    widen(weight.stored.type, rows.row[lane], matrix.inputs, wide);
+    if (!all_finite(wide, matrix.inputs)) throw NativeError("it holds numbers that are not finite");
+    quantize(wide, matrix.inputs, converted + lane * row_bytes);
+    rows.row[lane] = converted + lane * row_bytes;
+  }
+}
+
+int64_t WeightLoader::stored_bytes() const {
+  int64_t total = 0;
+  for (const Weight& weight : weights_) total += weight.matrix.outputs * weight.row_bytes;
+  return total;
 }
 
 }  // namespace kvw

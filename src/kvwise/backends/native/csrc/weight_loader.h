@@ -1,4 +1,5 @@
-// Fills weights from files on the threads of a pool: rows are read, interleaved, and put where they are held.
+// Fills weights from files on the threads of a pool: rows are read, converted where another type is wanted,
+// interleaved, and put where they are held.
 //
 // Files are copied piece by piece with pread and never mapped, so that one that shrinks is an error and not a signal,
 // and nothing of it counts as this process's memory. Beside the weights a thread holds one staging buffer, until
@@ -40,12 +41,14 @@ class WeightLoader {
   WeightLoader(const WeightLoader&) = delete;
   WeightLoader& operator=(const WeightLoader&) = delete;
 
-  // What start() will fill. Throws NativeError for a type that can't be held so.
+  // What start() will fill. Rows of floats may become those of a type that has a RowQuantizer. Throws NativeError for
+  // other conversions.
   void add_matrix(const WeightMatrix& matrix, const StoredRows& stored);
   void add_vector(float* target, int64_t n, const StoredRows& stored);
 
   // The pool's workers begin; the pool must do nothing else until finish() or cancel().
   void start(ThreadPool& pool);
+  int64_t stored_bytes() const;
 
   // Helps the workers and waits for them. tick(stored bytes done) is called by this thread now and then; when it throws,
   // loading is given up and its exception comes out here. Throws ReadError.
@@ -71,13 +74,17 @@ class WeightLoader {
     int64_t first;
     int64_t last;
   };
+  // Of one thread; each grows to what the largest weight needs.
   struct Staging {
-    std::vector<uint8_t> rows;
-    std::vector<uint8_t> zeros;
+    std::vector<uint8_t> rows;       // as stored
+    std::vector<float> wide;         // one of them
+    std::vector<uint8_t> converted;  // a tile's, in the type that is held
+    std::vector<uint8_t> zeros;      // a row
   };
 
   void fill_vector(const Weight& weight, Staging& staging);
   void fill_tiles(const Weight& weight, int64_t first, int64_t last, Staging& staging);
+  void convert(const Weight& weight, TileRows& rows, int count, Staging& staging);
   void fail(std::exception_ptr error);
 
   std::vector<Weight> weights_;
