@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -10,7 +11,7 @@ from kvwise.backends.native.backend import NATIVE
 from kvwise.engine.model import LoadedModel, Settings, open_model
 from kvwise.errors import NotMeasured
 from kvwise.ledger.host import read_host_memory
-from kvwise.ledger.residency import process_resident_bytes, resident_bytes
+from kvwise.ledger.residency import Reading, process_resident_bytes, resident_bytes
 from kvwise.models import build_program
 from kvwise.planner.memory import plan
 from kvwise.planner.sizes import uniform_types, weight_type
@@ -104,7 +105,7 @@ def watch_bundled(ask: Ask, sizes: Sizes) -> dict[str, Any]:
             "predicted": {row.name: row.predicted for row in rows},
             "samples": samples,
             "ledger": ledger,
-            "closed": {"rss_bytes": after.nbytes, "rss_source": after.source},
+            "closed": {"rss_bytes": _known(after), "rss_source": after.source},
         }
 
 
@@ -126,18 +127,23 @@ def _fill(loaded: LoadedModel, sizes: Sizes, ask: Ask) -> list[dict[str, Any]]:
 
 def _sample(loaded: LoadedModel, num_tokens: int) -> dict[str, Any]:
     """`num_tokens` are in the pool. Allocated: what the engine asked the system for; resident: pages that are there."""
-    allocated: dict[str, int] = {}
-    resident: dict[str, int | None] = {}
+    allocated: Counter[str] = Counter()
+    resident: Counter[str] = Counter()
     for buffer in loaded.loaded.buffers():
-        there = resident_bytes(buffer.address, buffer.nbytes).nbytes
-        before = resident.get(buffer.row, 0)
-        allocated[buffer.row] = allocated.get(buffer.row, 0) + buffer.nbytes
-        resident[buffer.row] = None if there is None or before is None else before + there
+        allocated[buffer.row] += buffer.nbytes
+        resident[buffer.row] += _known(resident_bytes(buffer.address, buffer.nbytes))
     process = process_resident_bytes()
     return {
         "tokens": num_tokens,
-        "allocated_bytes": allocated,
-        "resident_bytes": resident,
-        "rss_bytes": process.nbytes,
+        "allocated_bytes": dict(allocated),
+        "resident_bytes": dict(resident),
+        "rss_bytes": _known(process),
         "rss_source": process.source,
     }
+
+
+def _known(reading: Reading) -> int:
+    """Raises NotMeasured where this system does not say."""
+    if reading.nbytes is None:
+        raise NotMeasured("this system does not say which pages are in memory", action="run this study on Linux")
+    return reading.nbytes
