@@ -35,7 +35,7 @@ def plan(model: str, on: str, **asked: Any) -> Plan:
     return kvwise.plan(model, on=on, host=HOST, **asked)
 
 
-def bf16_bytes(part: Program, _stage: int = 0) -> int:
+def bf16_bytes(part: Program) -> int:
     return 2 * part.num_parameters
 
 

@@ -31,6 +31,7 @@ from kvwise.planner.plan import Alternative, Plan
 from kvwise.planner.policy import KVWISE, Policy
 from kvwise.planner.pricing import roofline_pricer
 from kvwise.planner.shape import DEFAULT_CONTEXT, plan_shape
+from kvwise.planner.shares import share_bytes
 from kvwise.planner.sizes import (
     StoredSizes,
     check_rows_divide,
@@ -50,6 +51,7 @@ from kvwise.spec.hf_config import spec_from_config
 from kvwise.spec.kv import KVCacheSpec
 from kvwise.spec.model import AttentionSpec, LayerSpec, ModelSpec
 from kvwise.spec.shape import StepLimits
+from kvwise.units import format_bytes
 
 __all__ = ["plan", "plan_shape"]
 
@@ -102,8 +104,9 @@ def plan(
         memory = _memory_plan(program, types, kv, options, backend, host, memory_limit, counted)
     else:
         placed = plan_placed(
-            program, _shares(types), kv, placement, policy, context=context, batch=batch, memory_limit=memory_limit
-        )
+            program, _weight_shares(program, types, stored), kv, placement, policy, context=context, batch=batch,
+            memory_limit=memory_limit,
+        )  # fmt: skip
     if placement is not None and placed is not None:
         work = Workload(*split_context(context, output_tokens), batch, max(1, placed.max_requests) * context)
         has_experts = any(weight.role is Role.EXPERTS for weight in program.weights.values())
@@ -138,9 +141,11 @@ def plan(
     )
 
 
-def _shares(types: Mapping[str, TensorType]) -> WeightBytes:
-    """What the weights of a rank's program take, stored as `types`."""
-    return lambda part, _stage: sum(stored_bytes(part, types).values())
+def _weight_shares(program: Program, types: Mapping[str, TensorType], stored: StoredCount | None) -> WeightBytes:
+    """What the weights of a rank's program take: counted in the files, else stored as `types`."""
+    if stored is not None:
+        return lambda part: share_bytes(stored.pieces, program, part)
+    return lambda part: sum(stored_bytes(part, types).values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +318,8 @@ def _notes(spec: ModelSpec, program: Program, context: int, stored: StoredCount 
     if stored is not None:
         notes = tuple(note for note in notes if not note.startswith("quantization_config"))
         notes += tuple(f"in the files beyond the formula: {n:+,} elements, {why}" for why, n in stored.differences())
+        if odd := sum(piece.nbytes for piece in stored.pieces if not piece.known):
+            notes = (*notes, f"{format_bytes(odd)} of tensors of no known name; devices share them out as their layers")
     if not runs(program):
         notes = (*notes, f"{spec.family} models are counted and priced only: no backend runs them yet")
     if context <= spec.max_positions:

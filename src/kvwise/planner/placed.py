@@ -27,7 +27,7 @@ from kvwise.spec.kv import KVCacheSpec
 from kvwise.spec.shape import StepLimits
 from kvwise.units import format_bytes, format_count
 
-WeightBytes = Callable[[Program, int], int]  # of a rank's program, and of which stage it is
+WeightBytes = Callable[[Program], int]  # of a rank's program
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +168,9 @@ def plan_placed(
     num_layers = 1 + max((int(op.out.split(".")[1]) for op in program.ops if op.out.startswith("layers.")), default=-1)
     spread = stage_layers(num_layers, placement.pipeline_parallel)
     stages = []
-    for index, (part, layers) in enumerate(zip(parts, spread, strict=True)):
+    for part, layers in zip(parts, spread, strict=True):
         its_kv = KVCacheSpec(part.kv_layers, kv.kv_type, policy.block_tokens, part.states)
-        weights = weight_bytes(part, index)
+        weights = weight_bytes(part)
         stages.append(_stage(part, its_kv, layers, weights, budget, placement, policy, context, batch))
     return PlacedPlan(placement, policy, tuple(stages))
 

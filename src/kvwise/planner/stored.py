@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kvwise.errors import CheckpointError
+from kvwise.planner.shares import StoredPiece, stored_pieces
 from kvwise.spec.fields import Fields, shown
 from kvwise.spec.model import ModelSpec, VariedAttentionSpec
 
@@ -106,10 +107,14 @@ class StoredPart:
 
 @dataclass(frozen=True, slots=True)
 class StoredCount:
-    """The files' parts, in the order of Part, and the model's parameters by its program."""
+    """The files' parts, in the order of Part, and the model's parameters by its program.
+
+    pieces: the bytes that an engine holds, by the weights they belong to.
+    """
 
     parts: tuple[StoredPart, ...]
     formula_parameters: int
+    pieces: tuple[StoredPiece, ...] = ()
 
     def elements(self, *parts: Part) -> int:
         return sum(p.elements for p in self.parts if p.part in parts)
@@ -167,11 +172,11 @@ def count_stored(path: Path, config: Mapping[str, object], spec: ModelSpec, prog
     from kvwise.checkpoint.opening import open_tensors
 
     with open_tensors(path) as tensors:
-        return count_tensors(tensors, config, spec, program.num_parameters)
+        return count_tensors(tensors, config, spec, program)
 
 
 def count_tensors(
-    tensors: Iterable[FileTensor], config: Mapping[str, object], spec: ModelSpec, formula_parameters: int
+    tensors: Iterable[FileTensor], config: Mapping[str, object], spec: ModelSpec, program: Program
 ) -> StoredCount:
     """Pure: the same of tensors as their headers list them."""
     tensors = list(tensors)
@@ -182,7 +187,9 @@ def count_tensors(
         part = reader.part_of(tensor)
         packed = part in (Part.WEIGHTS, Part.TIED_HEAD, Part.MTP)
         sums.setdefault(part, []).append((tensor, reader.elements(tensor) if packed else math.prod(tensor.shape)))
-    return StoredCount(tuple(_total(part, sums[part]) for part in Part if part in sums), formula_parameters)
+    parts = tuple(_total(part, sums[part]) for part in Part if part in sums)
+    loaded = (tensor for part in LOADED for tensor, _ in sums.get(part, ()))
+    return StoredCount(parts, program.num_parameters, stored_pieces(loaded, program))
 
 
 def _total(part: Part, counted: list[tuple[FileTensor, int]]) -> StoredPart:
