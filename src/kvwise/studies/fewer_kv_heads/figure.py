@@ -74,4 +74,4 @@ def _draw_quality(axes: Axes, changed: dict[str, Any]) -> None:
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.spines["bottom"].set_visible(False)
     axes.tick_params(length=0)
-    axes.set_title("perplexity of SmolLM2 (log scale)")
+    axes.set_title("SmolLM2's perplexity (log)")
