@@ -6,6 +6,7 @@ import getpass
 import json
 import os
 import platform
+import time
 
 import pytest
 
@@ -25,8 +26,8 @@ def test_the_description_is_json_and_names_neither_host_nor_user() -> None:
 def test_what_this_process_did_not_use_is_used_by_others(monkeypatch: pytest.MonkeyPatch) -> None:
     busy, own, clock = iter([100.0, 103.0]), iter([50.0, 51.0]), iter([0.0, 10.0])
     monkeypatch.setattr(machine, "_busy_s", lambda: next(busy))
-    monkeypatch.setattr(machine.time, "process_time", lambda: next(own))
-    monkeypatch.setattr(machine.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(time, "process_time", lambda: next(own))
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     with watching_others() as others:
         pass
