@@ -20,6 +20,7 @@ from kvwise.cli.devices import devices_command
 from kvwise.cli.models import models_command
 from kvwise.cli.plan import plan_command
 from kvwise.cli.run import run_command
+from kvwise.cli.simulate import simulate_command
 from kvwise.cli.study import study_command
 from kvwise.cli.trace import trace_command
 from kvwise.errors import KvwiseError
@@ -36,6 +37,7 @@ app = typer.Typer(
 app.command("run")(run_command)
 app.command("chat")(chat_command)
 app.command("plan")(plan_command)
+app.command("simulate")(simulate_command)
 app.command("trace")(trace_command)
 app.command("models")(models_command)
 app.command("devices")(devices_command)

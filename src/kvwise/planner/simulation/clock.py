@@ -18,7 +18,7 @@ by these. Knows no requests and no scheduler.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, Protocol
@@ -65,6 +65,14 @@ class Bends:
         windows = {layer.window for layer in program.kv_layers if layer.window is not None}
         chunks = {layer.chunk for layer in program.kv_layers if layer.chunk is not None}
         return cls(frozenset(windows | chosen), frozenset(chunks))
+
+    @classmethod
+    def joined(cls, parts: Iterable[Bends]) -> Bends:
+        """Those of several programs that a step runs."""
+        parts = list(parts)
+        return cls(
+            frozenset().union(*(part.windows for part in parts)), frozenset().union(*(part.chunks for part in parts))
+        )
 
     def after(self, context: int, most: int) -> Iterator[int]:
         """By how many tokens a request of `context` reaches a bend, each less than `most`."""

@@ -98,7 +98,7 @@ def stretched(load: Load, rate: float) -> Load:
         raise UsageError(f"a rate of {rate:g} requests/s", expected="a number above 0")
     first = load.arrivals_s[0]
     times = tuple((time - first) * (offered / rate) for time in load.arrivals_s)
-    return Load(load.sizes, times, None, load.source)
+    return Load(load.sizes, times, None, f"{load.source}, stretched to {rate:g} requests/s")
 
 
 def _checked_count(count: int) -> int:

@@ -4,6 +4,10 @@ An SLO is kept when each of its latencies is within its limit for `percentile` %
 asked otherwise, as MLPerf Inference holds servers to (its Server scenario bounds the 99th percentiles of TTFT and
 TPOT). Goodput, the rate of requests that keep all limits at once (Zhong et al., DistServe, OSDI 2024), is beside it.
 
+A finite run of requests that come faster than they are served can end before its queue is long: it misses whatever its
+percentiles are, for they would be others had it gone on. Requests under way that grow
+while the second half comes, by more than a tenth of it and more than chance makes of a steady number, are an overload.
+
 The search tries the same requests at different rates (load.py: common random numbers), first further and further
 apart, then by bisection. What it answers is the highest rate tried that keeps the SLO and below which every rate tried
 keeps it; the trials are its evidence.
@@ -13,15 +17,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Final
 
 from kvwise.errors import UsageError
-from kvwise.planner.simulation.record import Record
+from kvwise.planner.simulation.record import Record, Served
 from kvwise.planner.simulation.results import LATENCIES, percentile_of
 
 DEFAULT_PERCENTILE: Final = 99.0
+_OVERLOAD: Final = 0.1
 TOLERANCE: Final = 0.02  # of the rate found; a tenth of what 1,000 requests' luck makes of p99
 _MAX_DOUBLINGS: Final = 40
 _LIMIT: Final = re.compile(r"\s*([a-z0-9]+)\s*=\s*(\d{1,9}(?:\.\d{1,9})?)\s*(us|ms|s|m)\s*")
@@ -57,7 +63,8 @@ class Slo:
         if not record.requests:
             raise UsageError("no request of this load is served", action="raise the context or take shorter requests")
         observed = {name: _observe(record, name, self.percentile) for name in self.limits}
-        kept = all(value is None or value <= self.limits[name] for name, value in observed.items())
+        overloaded = _is_overloaded(record.requests)
+        kept = not overloaded and all(v is None or v <= self.limits[name] for name, v in observed.items())
         num_good = sum(
             all(
                 (value := LATENCIES[name](served)) is None or value <= limit
@@ -67,7 +74,7 @@ class Slo:
             for served in record.requests
         )
         seconds = record.end_s - min(served.arrival_s for served in record.requests)
-        return Verdict(kept, observed, num_good / len(record.requests), num_good / seconds)
+        return Verdict(kept, overloaded, observed, num_good / len(record.requests), num_good / seconds)
 
 
 _NAMES: Final = (*LATENCIES, "itl")
@@ -75,16 +82,31 @@ _NAMES: Final = (*LATENCIES, "itl")
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """observed: each limited latency at the SLO's percentile; None where no request has one.
+    """overloaded: requests come faster than they are served. observed: each limited latency at the SLO's percentile;
+    None where no request has one.
 
     good_share: of the served requests, those that keep every limit by themselves (intervals aside); goodput: as many a
     second.
     """
 
     kept: bool
+    overloaded: bool
     observed: Mapping[str, float | None]
     good_share: float
     goodput: float
+
+
+def _is_overloaded(requests: Sequence[Served]) -> bool:
+    """Whether requests under way grew while the second half came: by a tenth of it, and by more than chance.
+
+    Where they come by chance their number under way in a steady state scatters by its root (M/G/inf).
+    """
+    arrivals = sorted(served.arrival_s for served in requests)
+    ends = sorted(served.end_s for served in requests)
+    middle, last = arrivals[len(arrivals) // 2], arrivals[-1]
+    before, after = (bisect_right(arrivals, t) - bisect_right(ends, t) for t in (middle, last))
+    came = len(arrivals) - bisect_right(arrivals, middle)
+    return after - before > _OVERLOAD * came + 2 * math.sqrt(2 * before)
 
 
 def _observe(record: Record, name: str, percentile: float) -> float | None:
@@ -129,7 +151,8 @@ Attempt = Callable[[float], Record]
 def find_highest_rate(attempt: Attempt, slo: Slo, start: float) -> Search:
     """The highest rate that keeps `slo`, to TOLERANCE. start: requests/s of an engine that serves one at a time.
 
-    Rates from start / 64 are tried, for there requests hardly meet; one so high that all come at once ends the search.
+    Where `start` misses it, start / 64 is tried, for there requests hardly meet. A rate so high that all come at once
+    ends the search.
     """
     trials: dict[float, Trial] = {}
 
@@ -137,17 +160,17 @@ def find_highest_rate(attempt: Attempt, slo: Slo, start: float) -> Search:
         trials[rate] = _try(attempt, slo, rate)
         return trials[rate].verdict.kept
 
-    low = start / 64
-    if not keeps(low):
-        return _answer("requests/s", slo, trials)
-    high = start
-    for _ in range(_MAX_DOUBLINGS):
-        if not keeps(high):
-            break
-        if trials[high].requests_per_s < trials[low].requests_per_s * (1 + TOLERANCE) and low >= start:
-            break  # offered more, served no more: all come at once
-        low, high = high, 2 * high
-    while high in trials and not trials[high].verdict.kept and high > low * (1 + TOLERANCE):
+    low = high = start
+    if keeps(start):
+        for _ in range(_MAX_DOUBLINGS):
+            low, high = high, 2 * high
+            if not keeps(high) or trials[high].requests_per_s < trials[low].requests_per_s * (1 + TOLERANCE):
+                break  # missed, or offered more and served no more: all come at once
+    else:
+        low = start / 64
+        if not keeps(low):
+            return _answer("requests/s", slo, trials)
+    while not trials[high].verdict.kept and high > low * (1 + TOLERANCE):
         middle = math.sqrt(low * high)
         low, high = (middle, high) if keeps(middle) else (low, middle)
     return _answer("requests/s", slo, trials)

@@ -1,0 +1,234 @@
+"""Capacity under load: a plan becomes an engine on the virtual clock, with the largest pool that its machine has.
+
+    plan ─▶ Deployment: blocks beside the weights, limits and seconds of a step ─▶ simulate, find the highest load
+
+On other devices the pool is what the fullest of them has left; on this machine what the ledger allows, and seconds come
+from its measured profile. Steps of a pipeline pass all its stages before the next begins: engines that keep several
+steps in it at once do better. Knows no arrivals and no files.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from kvwise.backends.price.engines import DEFAULT_ENGINE, ENGINES
+from kvwise.backends.price.price import Pricer, matmul_kind
+from kvwise.errors import DoesNotFit, NotMeasured, UsageError
+from kvwise.hardware.devices import Placement, parse_placement
+from kvwise.ledger.memory import MemoryPlan, choose_num_blocks, vary_plan
+from kvwise.planner.memory import plan
+from kvwise.planner.placed import PlacedPlan, Stage
+from kvwise.planner.plan import Plan
+from kvwise.planner.policy import KVWISE, Policy
+from kvwise.planner.simulation.asked import Asked
+from kvwise.planner.simulation.clock import Bends, PricedSteps, StepTimes
+from kvwise.planner.simulation.load import Load
+from kvwise.planner.simulation.record import Record
+from kvwise.planner.simulation.results import Summary, summarize
+from kvwise.planner.simulation.simulate import EngineSetup, Progress, simulate
+from kvwise.planner.simulation.slo import Search, Slo, Verdict, find_highest_concurrency, find_highest_rate
+from kvwise.planner.sizes import StoredSizes
+from kvwise.planner.tables import check_tokens
+from kvwise.program.ir import MatMul
+from kvwise.spec.model import ModelSpec
+from kvwise.spec.shape import StepLimits, StepShape
+from kvwise.units import format_bytes
+
+Model = str | Path | Mapping[str, object] | ModelSpec
+
+# Requests in a step: as many as vLLM takes by default (max_num_seqs); on a CPU, where more gain little by company, 16.
+MAX_REQUESTS: Final = 256
+MAX_REQUESTS_HERE: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """A model on a machine, ready for requests on the virtual clock. The pool follows from the sizes of `plan`."""
+
+    plan: Plan
+    placement: Placement
+    engine: str
+    setup: EngineSetup
+    times: StepTimes
+
+    def serve(self, load: Load, progress: Progress | None = None) -> Record:
+        return simulate(load, self.setup, self.times, progress=progress)
+
+    @property
+    def pool_tokens(self) -> int:
+        return self.setup.num_blocks * self.setup.block_tokens
+
+    @property
+    def rate_alone(self) -> float:
+        """Requests/s of one at a time with a prompt and an output of 256 tokens: where a search may begin."""
+        prefill_s = self.times.step_seconds(StepShape.prefill(min(256, self.setup.limits.max_tokens)))
+        return 1.0 / (prefill_s + sum(self.times.decode_seconds([257], 255)))
+
+    def to_json(self) -> dict[str, object]:
+        limits = self.setup.limits
+        return {
+            "on": str(self.placement),
+            "engine": self.engine,
+            "num_blocks": self.setup.num_blocks,
+            "block_tokens": self.setup.block_tokens,
+            "max_requests": limits.max_requests,
+            "max_step_tokens": limits.max_tokens,
+            "max_context": limits.max_context,
+            "prefix_cache": self.setup.prefix_cache,
+            "kv_dtype": self.plan.kv.kv_type.name,
+            "weight_type": self.plan.weight_type,
+        }
+
+
+def deploy(
+    model: Model,
+    *,
+    on: str | Placement = "this",
+    context: int | None = None,
+    max_requests: int | None = None,
+    step_tokens: int | None = None,
+    kv_dtype: str = "f16",
+    weights: str | None = None,
+    memory_limit: int | None = None,
+    engine: str = DEFAULT_ENGINE,
+    policy: Policy = KVWISE,
+    prefix_cache: bool = True,
+) -> Deployment:
+    """`model` on `on`, with as large a pool as there is room for. Reads no weights.
+
+    context: of one request at most; default: all of the model's positions on devices, the engine's default here.
+    max_requests, step_tokens: of one step; defaults: MAX_REQUESTS and the engine's. The others: as plan(). Raises
+    DoesNotFit where not one block, here not one request of the context, fits; NotMeasured where nothing says how long
+    a step takes; and what plan() does.
+    """
+    placement = parse_placement(on) if isinstance(on, str) else on
+    most = MAX_REQUESTS_HERE if placement.is_this_machine else MAX_REQUESTS
+    batch = check_tokens("max_requests", most if max_requests is None else max_requests)
+    if step_tokens is None:
+        step_tokens = policy.step_tokens if placement.is_this_machine else ENGINES[engine].max_step_tokens
+    step_tokens = max(check_tokens("step_tokens", step_tokens), batch)
+    planned = plan(
+        model, context=context, batch=batch, kv_dtype=kv_dtype, weights=weights, memory_limit=memory_limit,
+        on=placement, engine=engine, policy=replace(policy, step_tokens=step_tokens),
+    )  # fmt: skip
+    assert planned.spec is not None
+    limits = StepLimits(step_tokens, batch, batch, context or planned.spec.max_positions)
+    if planned.memory is not None:
+        limits = replace(limits, max_context=planned.context)
+        return _deploy_here(planned, planned.memory, placement, limits, prefix_cache)
+    placed, pricer = planned.placed, planned.pricer
+    if placed is None or pricer is None:
+        raise UsageError("this plan has no devices to simulate")
+    num_blocks = min(_num_blocks(stage, placed, planned) for stage in placed.stages)
+    if num_blocks < 1:
+        raise _without_room(placed)
+    setup = EngineSetup(
+        num_blocks, limits, policy.block_tokens, prefix_cache, kv_bytes_per_token=planned.kv.bytes_per_token
+    )
+    program_bends = [Bends.of(stage.program) for stage in placed.stages]
+    return Deployment(planned, placement, engine, setup, PricedSteps(pricer.seconds, Bends.joined(program_bends)))
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What a deployment does under a load, and which load it can bear. Parts that were not asked for are None."""
+
+    deployment: Deployment
+    load: Load | None
+    summary: Summary | None
+    slo: Slo | None
+    verdict: Verdict | None
+    search: Search | None
+
+    def to_json(self) -> dict[str, object]:
+        load = self.load
+        return {
+            "model": self.deployment.plan.model,
+            **self.deployment.to_json(),
+            "load": None
+            if load is None
+            else {"source": load.source, "requests_per_s": load.rate, "concurrency": load.concurrency},
+            "summary": None if self.summary is None else self.summary.to_json(),
+            "slo": None if self.slo is None else asdict(self.slo),
+            "verdict": None if self.verdict is None else asdict(self.verdict),
+            "search": None if self.search is None else self.search.to_json(),
+        }
+
+
+def measure_capacity(
+    deployment: Deployment, asked: Asked, slo: Slo | None = None, progress: Progress | None = None
+) -> Capacity:
+    """Serve the load that was given; with an SLO judge it, and find the highest load of its kind that keeps it.
+
+    Raises UsageError where nothing of the load can be served.
+    """
+    load, summary, verdict, search = asked.given, None, None, None
+    if load is not None:
+        record = deployment.serve(load, progress)
+        if not record.requests:
+            raise UsageError(f"no request of this load is served: {record.refusals[0].reason}")
+        summary = summarize(record)
+        verdict = None if slo is None else slo.judge(record)
+    if slo is not None:
+
+        def attempt(level: float) -> Record:
+            return deployment.serve(asked.at(level), progress)
+
+        if asked.closed:
+            search = find_highest_concurrency(attempt, slo, most=len(asked.sizes))
+        else:
+            search = find_highest_rate(attempt, slo, start=deployment.rate_alone)
+    return Capacity(deployment, load, summary, slo, verdict, search)
+
+
+def _num_blocks(stage: Stage, placed: PlacedPlan, planned: Plan) -> int:
+    """The largest pool beside everything else of the stage, in blocks as its plan counts them; 0: no room."""
+    pool = stage.row("kv_pool")
+    each = -(-pool // (planned.batch * -(-planned.context // placed.policy.block_tokens)))
+    rest = stage.total_bytes - pool
+    if each <= 0:
+        raise UsageError("this model keeps no K and V", action="its requests are bound by their number alone")
+
+    def needed(num_blocks: int) -> int:
+        total = rest + num_blocks * each
+        return total + stage.policy.reserve(total)
+
+    most = max(0, stage.budget_bytes - rest) // each
+    return bisect_right(range(most + 1), stage.budget_bytes, key=needed) - 1
+
+
+def _without_room(placed: PlacedPlan) -> DoesNotFit:
+    stage = placed.fullest
+    rest = stage.total_bytes - stage.row("kv_pool")
+    return DoesNotFit(
+        f"each of {placed.placement.num_devices} x {placed.placement.device.name} needs {format_bytes(rest)} and "
+        f"{format_bytes(stage.policy.reserve(rest))} in reserve beside K and V",
+        expected=f"less than {format_bytes(stage.budget_bytes)}",
+        action="take more or larger devices, or smaller weights",
+    )
+
+
+def _deploy_here(
+    planned: Plan, memory: MemoryPlan, placement: Placement, limits: StepLimits, prefix_cache: bool
+) -> Deployment:
+    from kvwise.planner.probe import machine_profile
+
+    if isinstance(memory.backend, StoredSizes):
+        raise NotMeasured(
+            "no backend here runs this model, so nothing says how long a step takes", action="simulate it --on a device"
+        )
+    memory = vary_plan(memory, options=replace(memory.options, limits=limits))
+    num_blocks = choose_num_blocks(memory)
+    program, types = memory.program, memory.types
+    kinds = {matmul_kind(program, op, types) for op in program.ops if isinstance(op, MatMul)}
+    profile = machine_profile(memory.backend.name, memory.options.threads, sorted(kinds))
+    pricer = Pricer(program, memory.kv, memory.backend.weight_bytes(program, types), types, profile)
+    setup = EngineSetup(
+        num_blocks, limits, memory.kv.block_tokens, prefix_cache, kv_bytes_per_token=memory.kv.bytes_per_token
+    )
+    times = PricedSteps(lambda shape: pricer.price(shape).predicted_seconds, Bends.of(program))
+    return Deployment(planned, placement, "kvwise", setup, times)
