@@ -25,11 +25,10 @@ from peers.gguf_files import in_gguf_order, uniform, write_gguf
 from peers.sources import BundledSource, Floats
 
 from kvwise.checkpoint.bundled import fetch_bundled
-from kvwise.checkpoint.quants import quantize
-from kvwise.spec.dtypes import TENSOR_TYPES, TensorType
+from kvwise.checkpoint.quants import QUANTIZERS, quantize
+from kvwise.spec.dtypes import TensorType
 
 BENCHMARKS: Final = Path(__file__).resolve().parents[1]
-QUANTIZED_HERE: Final = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1")
 DOWN: Final = "mlp.down.weight"
 
 
@@ -64,7 +63,7 @@ WEIGHTS: Final = (
     FLOAT,
     *(Weights(kind, kind) for kind in ("f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")),
     BUNDLED,
-    *(Weights(kind, kind, converted=True) for kind in ("i8", "i4_64") if kind in TENSOR_TYPES),
+    *(Weights(kind, kind, converted=True) for kind in ("i8", "i4_64") if kind in QUANTIZERS),
     *(Weights(f"{kind} down", kind, down_only=True) for kind in DOWN_TYPES),
 )
 
@@ -93,12 +92,12 @@ def ensure(folder: Path, weights: Weights, llamacpp: LlamaCpp | None) -> Path | 
     path = folder / f"smollm2-135m-exact-{weights.name.replace(' ', '-')}.gguf"
     if path.exists():
         return path
-    if weights.type not in QUANTIZED_HERE and llamacpp is None:
+    if weights.type not in QUANTIZERS and llamacpp is None:
         return None
     folder.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial.gguf")
     source = BundledSource(exact=True)
-    encode = None if weights.type in QUANTIZED_HERE or llamacpp is None else _Encoder(source, weights, llamacpp).encode
+    encode = None if weights.type in QUANTIZERS or llamacpp is None else _Encoder(source, weights, llamacpp).encode
     write_gguf(source, partial, weights.type_of, encode)
     return partial.rename(path)
 
