@@ -6,6 +6,7 @@ into the same repository's blobs (models--org--name/snapshots/REVISION/file -> .
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +14,7 @@ from kvwise.errors import CheckpointError, UsageError
 from kvwise.spec.fields import shown
 
 PICKLE_SUFFIXES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+GGUF_PIECE: Final = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")  # llama.cpp's names
 _SIDECAR_PREFIXES: Final = ("mmproj", "mtp-")  # GGUF files that accompany a model
 
 
@@ -63,7 +65,7 @@ def names_with_suffix(folder: Path, *suffixes: str) -> list[str]:
 
 
 def gguf_in_folder(folder: Path) -> Path | None:
-    """The folder's one GGUF model; None where it holds none.
+    """The folder's one GGUF model, or the first of its pieces; None where it holds none.
 
     Raises CheckpointError where it holds several, or one beside safetensors: which is meant is not for us to guess.
     """
@@ -71,6 +73,9 @@ def gguf_in_folder(folder: Path) -> Path | None:
     others = names_with_suffix(folder, ".safetensors")
     if not names:
         return None
+    pieces = [GGUF_PIECE.fullmatch(n) for n in names]
+    if len({match and (match["name"], match["count"]) for match in pieces}) == 1 and pieces[0] is not None:
+        names = names[:1]
     if len(names) > 1 or others:
         raise CheckpointError(
             f"{folder} holds more than one model: {', '.join((names + others)[:8])}",

@@ -42,11 +42,17 @@ _SCALAR_FORMATS: Final = {
 }  # fmt: skip
 _SCALAR_STRUCTS: Final = {kind: struct.Struct(f"<{code}") for kind, code in _SCALAR_FORMATS.items()}
 
-# ggml types that a file may hold and kvwise does not read, so that the refusal can name them.
-_UNSUPPORTED_TYPES: Final = {
-    4: "q4_2", 5: "q4_3", 9: "q8_1", 15: "q8_k", 16: "iq2_xxs", 17: "iq2_xs", 18: "iq3_xxs", 19: "iq1_s",
-    20: "iq4_nl", 21: "iq3_s", 22: "iq2_s", 23: "iq4_xs", 24: "i8", 25: "i16", 26: "i32", 27: "i64", 28: "f64",
-    29: "iq1_m", 34: "tq1_0", 35: "tq2_0", 39: "mxfp4", 40: "nvfp4",
+# ggml types that a file may hold and kvwise does not read: counted, and named where a model is refused to run.
+# Sizes: gguf 0.19.0, constants.py, GGML_QUANT_SIZES.
+_COUNTED_TYPES: Final = {
+    ggml_id: TensorType(name, elements, nbytes, ggml_id)
+    for ggml_id, name, elements, nbytes in (
+        (9, "q8_1", 32, 40), (15, "q8_k", 256, 292), (16, "iq2_xxs", 256, 66), (17, "iq2_xs", 256, 74),
+        (18, "iq3_xxs", 256, 98), (19, "iq1_s", 256, 50), (20, "iq4_nl", 32, 18), (21, "iq3_s", 256, 110),
+        (22, "iq2_s", 256, 82), (23, "iq4_xs", 256, 136), (24, "i8", 1, 1), (25, "i16", 1, 2), (26, "i32", 1, 4),
+        (27, "i64", 1, 8), (28, "f64", 1, 8), (29, "iq1_m", 256, 56), (34, "tq1_0", 256, 54), (35, "tq2_0", 256, 66),
+        (39, "mxfp4", 32, 17), (40, "nvfp4", 64, 36),
+    )
 }  # fmt: skip
 
 
@@ -59,10 +65,11 @@ class GgufContents:
     tensors: tuple[FileTensor, ...]
 
 
-def read_gguf(file: CheckedFile) -> GgufContents:
+def read_gguf(file: CheckedFile, *, counting: bool = False) -> GgufContents:
     """The header of a GGUF file: metadata and tensors, all checked against the file's size.
 
-    Raises CheckpointError for anything that breaks the format or exceeds this module's limits.
+    counting: tensors may be of types that kvwise does not read, whose `type` is then None, and the file may be a
+    piece of a model. Raises CheckpointError for anything that breaks the format or exceeds this module's limits.
     """
     cursor = HeaderCursor(file, _MAX_ARRAY_COST)
     version = _read_version(cursor)
@@ -78,11 +85,12 @@ def read_gguf(file: CheckedFile) -> GgufContents:
             raise cursor.broken(f"metadata key {shown(key)} is there twice")
         metadata[key] = _read_value(cursor, cursor.u32(), key)
     alignment = _alignment(cursor, metadata)
-    entries = [_read_tensor_entry(cursor) for _ in range(num_tensors)]
+    entries = [_read_tensor_entry(cursor, counting) for _ in range(num_tensors)]
     data_start = -(-cursor.position // alignment) * alignment
     tensors = tuple(_place(cursor, entry, data_start, alignment) for entry in entries)
     _check_names_and_overlaps(cursor, tensors)
-    _check_not_split(cursor, metadata)
+    if not counting:
+        _check_not_split(cursor, metadata)
     return GgufContents(version, metadata, tensors)
 
 
@@ -165,10 +173,11 @@ class _TensorEntry:
     name: str
     shape: tuple[int, ...]
     type: TensorType
+    is_read: bool
     relative_offset: int
 
 
-def _read_tensor_entry(cursor: HeaderCursor) -> _TensorEntry:
+def _read_tensor_entry(cursor: HeaderCursor, counting: bool) -> _TensorEntry:
     name = cursor.string("a tensor name", _MAX_TENSOR_NAME_BYTES)
     num_dims = cursor.u32()
     if not 1 <= num_dims <= _MAX_DIMS:
@@ -178,16 +187,18 @@ def _read_tensor_entry(cursor: HeaderCursor) -> _TensorEntry:
     if 0 in shape or math.prod(shape) >= 2**63:
         raise cursor.broken(f"tensor {shown(name)} has shape {shape}", expected="1 to 2**63 - 1 elements")
     type_id = cursor.u32()
-    tensor_type = TENSOR_TYPE_BY_GGML_ID.get(type_id)
-    if tensor_type is None:
+    tensor_type, counted = TENSOR_TYPE_BY_GGML_ID.get(type_id), _COUNTED_TYPES.get(type_id)
+    if tensor_type is None and not (counting and counted is not None):
         known = ", ".join(t.name for t in TENSOR_TYPE_BY_GGML_ID.values())
+        stored_as = f"an unknown type {type_id}" if counted is None else counted.name
         raise CheckpointError(
-            f"tensor {shown(name)} of {cursor.file.path} is stored as "
-            f"{_UNSUPPORTED_TYPES.get(type_id, f'an unknown type {type_id}')}",
+            f"tensor {shown(name)} of {cursor.file.path} is stored as {stored_as}",
             expected=f"one of {known}",
             action="use a file quantized to one of these",
         )
-    return _TensorEntry(name, shape, tensor_type, cursor.u64())
+    sizes = tensor_type or counted
+    assert sizes is not None
+    return _TensorEntry(name, shape, sizes, tensor_type is not None, cursor.u64())
 
 
 def _place(cursor: HeaderCursor, entry: _TensorEntry, data_start: int, alignment: int) -> FileTensor:
@@ -210,7 +221,8 @@ def _place(cursor: HeaderCursor, entry: _TensorEntry, data_start: int, alignment
             expected=f"at most the file's {size_bytes} bytes",
             action="download it again",
         )
-    return FileTensor(entry.name, entry.shape, entry.type, entry.type.name, cursor.file, offset, nbytes)
+    read_as = entry.type if entry.is_read else None
+    return FileTensor(entry.name, entry.shape, read_as, entry.type.name, cursor.file, offset, nbytes)
 
 
 def _check_names_and_overlaps(cursor: HeaderCursor, tensors: tuple[FileTensor, ...]) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 
 from kvwise.checkpoint.checked_file import CheckedFile
 from kvwise.checkpoint.checkpoint import Checkpoint
-from kvwise.checkpoint.folder import gguf_in_folder, model_file, refuse_pickle
+from kvwise.checkpoint.folder import GGUF_PIECE, gguf_in_folder, model_file, refuse_pickle
 from kvwise.checkpoint.gguf import GGUF_MAGIC, GgufContents, read_gguf
 from kvwise.checkpoint.safetensors import INDEX_FILE, read_safetensors, read_safetensors_folder
 from kvwise.checkpoint.stored import FileTensor
@@ -26,6 +26,7 @@ from kvwise.spec.model import ModelSpec
 Check = Callable[[ModelSpec], None]
 
 CONFIG_FILE: Final = "config.json"
+_MAX_PIECES: Final = 500
 _ROPE_FACTORS: Final = "rope_freqs.weight"
 _MAX_ROPE_FACTORS: Final = 2**12  # one per rotary pair of a head; the widest known head has 128
 
@@ -72,6 +73,38 @@ def open_tensors(path: str | Path) -> Iterator[tuple[FileTensor, ...]]:
             yield read_safetensors_folder(path if path.is_dir() else path.parent, files)
         else:
             yield read_safetensors(files.enter_context(CheckedFile(path)))
+
+
+@contextmanager
+def open_gguf(path: str | Path) -> Iterator[GgufContents]:
+    """A GGUF file, or all pieces of the model that it is one of, for counting: tensors may be of any type.
+
+    Reads headers only. Raises CheckpointError as open_checkpoint does, and for a piece that is missing.
+    """
+    path = Path(path)
+    with ExitStack() as files:
+        first, *others = (read_gguf(files.enter_context(CheckedFile(p)), counting=True) for p in _pieces(path))
+        tensors = tuple(tensor for contents in (first, *others) for tensor in contents.tensors)
+        if len({tensor.name for tensor in tensors}) != len(tensors):
+            raise CheckpointError(f"{path} and its other pieces hold a tensor twice", expected="pieces of one model")
+        yield GgufContents(first.version, first.metadata, tensors)
+
+
+def _pieces(path: Path) -> list[Path]:
+    """The files of the model that `path` is a piece of, in order, as llama.cpp names them; itself where it is whole."""
+    match = GGUF_PIECE.fullmatch(path.name)
+    if match is None:
+        return [path]
+    count = int(match["count"])
+    if not 1 <= count <= _MAX_PIECES:
+        raise CheckpointError(f"{path} is one of {count} pieces", expected=f"1 to {_MAX_PIECES}")
+    pieces = [path.with_name(f"{match['name']}-{n:05}-of-{count:05}.gguf") for n in range(1, count + 1)]
+    missing = [piece.name for piece in pieces if not piece.exists()]
+    if missing:
+        raise CheckpointError(
+            f"of the model in {path} {', '.join(missing[:3])} are missing", action="download them too"
+        )
+    return pieces
 
 
 def _no_check(_: ModelSpec) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -19,12 +19,12 @@ from kvwise.backends import BACKENDS
 from kvwise.backends.price.engines import DEFAULT_ENGINE, ENGINES
 from kvwise.backends.protocol import Backend, LoadOptions
 from kvwise.backends.runnable import runs
-from kvwise.checkpoint.catalogue import CatalogueModel
-from kvwise.errors import BackendError, ModelNotFound, NotMeasured
+from kvwise.errors import BackendError, NotMeasured
 from kvwise.hardware.devices import Placement, parse_placement
 from kvwise.ledger.host import HostMemory, read_cpu_budget, read_host_memory
 from kvwise.ledger.memory import MemoryPlan, plan_memory
 from kvwise.models import build_program
+from kvwise.planner.described import describe_model
 from kvwise.planner.latency import placed_latency
 from kvwise.planner.placed import WeightBytes, plan_placed
 from kvwise.planner.plan import Alternative, Plan
@@ -35,19 +35,16 @@ from kvwise.planner.shares import share_bytes
 from kvwise.planner.sizes import (
     StoredSizes,
     check_rows_divide,
-    published_types,
     runs_on,
     stored_bytes,
     uniform_types,
     weight_type,
 )
 from kvwise.planner.steady_state import Workload
-from kvwise.planner.stored import StoredCount, count_stored
+from kvwise.planner.stored import StoredCount
 from kvwise.planner.tables import alternative, check_memory_limit, check_tokens, kv_table, split_context
 from kvwise.program.ir import Program, Role
-from kvwise.spec.check import check_spec
 from kvwise.spec.dtypes import TensorType
-from kvwise.spec.hf_config import spec_from_config
 from kvwise.spec.kv import KVCacheSpec
 from kvwise.spec.model import AttentionSpec, LayerSpec, ModelSpec
 from kvwise.spec.shape import StepLimits
@@ -83,7 +80,7 @@ def plan(
     serves it and whose memory `policy` divides; of each context the last `output_tokens` are put out (default: 256).
     Raises UsageError, ModelNotFound, CheckpointError, SpecError or UnknownArchitecture.
     """
-    described = _describe(model)
+    described = describe_model(model)
     stored = described.stored if weights is None else None
     spec = described.spec
     context = check_tokens("context", min(spec.max_positions, DEFAULT_CONTEXT) if context is None else context)
@@ -146,111 +143,6 @@ def _weight_shares(program: Program, types: Mapping[str, TensorType], stored: St
     if stored is not None:
         return lambda part: share_bytes(stored.pieces, program, part)
     return lambda part: sum(stored_bytes(part, types).values())
-
-
-@dataclass(frozen=True, slots=True)
-class _Described:
-    """A model with the types its weights are stored in, or the count of its files where no engine here loads them."""
-
-    name: str
-    source: str
-    spec: ModelSpec
-    program: Program
-    types: Mapping[str, TensorType]
-    stored: StoredCount | None = None
-
-
-def _describe(model: str | Path | Mapping[str, object] | ModelSpec) -> _Described:
-    if isinstance(model, ModelSpec):
-        return _from_spec(check_spec(model), model.name or model.family, "spec")
-    if isinstance(model, Mapping):
-        spec = spec_from_config(model)
-        return _from_spec(spec, spec.family, "config")
-    from kvwise.checkpoint import match_tensors, open_checkpoint, read_config
-    from kvwise.checkpoint.names import has_names
-    from kvwise.checkpoint.safetensors import INDEX_FILE
-
-    path = _find(model)
-    if isinstance(path, CatalogueModel):
-        return _from_catalogue(path)
-    if path.name == INDEX_FILE:
-        path = path.parent
-    if path.suffix == ".json" or _holds_only_a_config(path):
-        where = path if path.is_dir() else path.parent
-        config = read_config(path)
-        counted = _counted_on_the_hub(str(model), config) if "quantization_config" in config else None
-        return counted or _from_spec(spec_from_config(config), where.name or str(model), "config.json")
-    if path.suffix.lower() == ".safetensors" or (path.is_dir() and not any(path.glob("*.gguf"))):
-        config = read_config(path if path.is_dir() else path.parent)
-        spec = spec_from_config(config)
-        if "quantization_config" in config or not has_names(spec.family):
-            return _counted(path, config, spec, str(model))
-    with open_checkpoint(path) as checkpoint:
-        program = build_program(checkpoint.spec)
-        match_tensors(program.expected_shapes, checkpoint)
-        types = {name: checkpoint.tensors[name].type for name in program.weights}
-        name = checkpoint.spec.name or path.stem
-        return _Described(name, checkpoint.format, checkpoint.spec, program, types)
-
-
-def _find(model: str | Path) -> Path | CatalogueModel:
-    """What is on this disk, else the catalogue's description, else what the hub gives."""
-    from kvwise.checkpoint.catalogue import find_model, near_models
-    from kvwise.checkpoint.resolve import resolve_model
-
-    try:
-        return resolve_model(model, weights=False, allow_download=False)
-    except ModelNotFound as not_here:
-        name = str(model)
-        known = find_model(name)
-        if known is not None:
-            return known
-        near = ", ".join(near_models(name))
-        try:
-            return resolve_model(model, weights=False)
-        except ModelNotFound as nowhere:
-            if not near:
-                raise
-            action = f"the catalogue has {near}; {nowhere.action or not_here.action}"
-            raise ModelNotFound(nowhere.problem, expected=nowhere.expected, action=action) from None
-
-
-def _from_catalogue(known: CatalogueModel) -> _Described:
-    spec = spec_from_config(known.config)
-    program = build_program(spec)
-    types = published_types(program, weight_type(spec.source_dtype), known.stored)
-    notes = [*spec.notes, f"from the catalogue: {known.source}"]
-    if known.stored:
-        stored = " and ".join(f"{what} in {name}" for what, name in known.stored.items())
-        notes.append(f"as published: {stored}; scales of 8-bit blocks are not counted")
-    return _Described(known.id, "catalogue", replace(spec, notes=tuple(notes)), program, types)
-
-
-def _counted(path: Path, config: Mapping[str, object], spec: ModelSpec, name: str) -> _Described:
-    described = _from_spec(spec, (path if path.is_dir() else path.parent).name or name, "safetensors")
-    return replace(described, stored=count_stored(path, config, spec, described.program))
-
-
-def _counted_on_the_hub(model: str, config: Mapping[str, object]) -> _Described | None:
-    """Counted from the headers that the hub holds; None for a path, without the network, or where it fails."""
-    from kvwise.checkpoint.hub_cache import HubReference, is_offline
-    from kvwise.checkpoint.hub_headers import hub_headers
-
-    reference = None if Path(model).exists() or is_offline() else HubReference.parse(model)
-    if reference is None:
-        return None
-    with suppress(ModelNotFound), hub_headers(reference) as folder:
-        return replace(_counted(folder, config, spec_from_config(config), model), name=model, source="hub headers")
-    return None
-
-
-def _holds_only_a_config(path: Path) -> bool:
-    return path.is_dir() and not any(path.glob("*.gguf")) and not any(path.glob("*.safetensors"))
-
-
-def _from_spec(spec: ModelSpec, name: str, source: str) -> _Described:
-    program = build_program(spec)
-    return _Described(name, source, spec, program, uniform_types(program, weight_type(spec.source_dtype)))
 
 
 def _options(kv: KVCacheSpec, context: int, batch: int) -> LoadOptions:

@@ -1,4 +1,4 @@
-"""What safetensors files hold, counted as stored: weights, scales and zero points, and what is none of the model's.
+"""What files hold, counted as stored: weights, scales and zero points, and what is none of the model's.
 
 Reads headers only. A tensor's part is told by its name, as the quantizers write it, and by its dtype; how many
 weights a packed element holds, by the dtype or by quantization_config:
@@ -9,6 +9,7 @@ weights a packed element holds, by the dtype or by quantization_config:
     NVFP4        X.weight U8 or X.weight_packed U8, X.weight_scale F8_E4M3, X.weight_(global_)scale(_2) F32
     MXFP4        X_blocks U8, X_scales U8                           gpt-oss
     bitsandbytes X.weight U8, X.weight.absmax, ... or X.weight I8, X.SCB
+    GGUF         blk.N.X.weight of any ggml type, scales inside; NVFP4 blk.N.X.scale beside them
 
 Sources: transformers 5.24.0, quantizers/; github.com/vllm-project/compressed-tensors, compressors/;
 huggingface.co/openai/gpt-oss-20b. What is counted is reconciled with the program's parameters; the rest has a reason,
@@ -26,11 +27,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kvwise.errors import CheckpointError
+from kvwise.models import build_program
 from kvwise.planner.shares import StoredPiece, stored_pieces
 from kvwise.spec.fields import Fields, shown
+from kvwise.spec.gguf_config import describes, spec_from_gguf
+from kvwise.spec.gguf_families import config_from_gguf
+from kvwise.spec.hf_config import spec_from_config
 from kvwise.spec.model import ModelSpec, VariedAttentionSpec
 
 if TYPE_CHECKING:
+    from kvwise.checkpoint.gguf import GgufContents
     from kvwise.checkpoint.stored import FileTensor
     from kvwise.program.ir import Program
 
@@ -56,7 +62,8 @@ _SUFFIXES: Final = (
     (
         re.compile(
             r".+\.(weight_scale_inv|weight_scale|weight_scale_2|weight_global_scale|scales|input_scale|"
-            r"input_global_scale|output_scale|[qkv]_scale|SCB|weight\.absmax|weight\.nested_absmax)|.+_scales"
+            r"input_global_scale|output_scale|[qkv]_scale|SCB|weight\.absmax|weight\.nested_absmax)|.+_scales|"
+            r"blk\.\d+\.(attn|ffn|ssm)_\w+\.scale"
         ),
         Part.SCALES,
     ),
@@ -72,7 +79,7 @@ _NOT_OURS: Final = (
     (
         re.compile(
             r"(model\.)?(vision_tower|vision_model|vision_embed_tokens|visual|multi_modal_projector|audio_tower|"
-            r"embed_vision|embed_audio)\..*"
+            r"embed_vision|embed_audio)\..*|(v|a|mm)\..*"
         ),
         Part.MEDIA,
     ),
@@ -80,14 +87,17 @@ _NOT_OURS: Final = (
     (
         re.compile(
             r".*\.rotary_emb\.inv_freq|.*\.(gate\.)?e_score_correction_bias|.*\.layer_scalar|"
+            r"rope_freqs\.weight|rope_factors_(long|short)\.weight|blk\.\d+\.(attn_rot_embd\.weight|exp_probs_b(\.bias)?)|"
             r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)|gpt_neox\.layers\.\d+\.attention\.(bias|masked_bias)"
         ),
         Part.BUFFERS,
     ),
 )
 _HEAD: Final = re.compile(r"(language_model\.)?(lm_head|embed_out)\.(weight|qweight|weight_packed)")
-_LAYER: Final = re.compile(r"(?:model\.|language_model\.|model\.language_model\.|language_model\.model\.)?layers\."
-                           r"(?P<index>\d{1,6})\.(?P<rest>.+)")  # fmt: skip
+_LAYER: Final = re.compile(
+    r"(?:(?:model\.|language_model\.|model\.language_model\.|language_model\.model\.)?layers|blk)\."
+    r"(?P<index>\d{1,6})\.(?P<rest>.+)"
+)
 _KEYS_AND_VALUES: Final = re.compile(r"self_attn\.(k_proj|v_proj|k_norm|v_norm)\..*")
 
 
@@ -173,6 +183,20 @@ def count_stored(path: Path, config: Mapping[str, object], spec: ModelSpec, prog
 
     with open_tensors(path) as tensors:
         return count_tensors(tensors, config, spec, program)
+
+
+def count_gguf(contents: GgufContents) -> tuple[ModelSpec, Program, StoredCount]:
+    """The same of a GGUF file's header, with the model that its metadata describe.
+
+    Raises UnknownArchitecture or SpecError for metadata that no reader understands.
+    """
+    names = {tensor.name: tensor.shape for tensor in contents.tensors}
+    if describes(contents.metadata):
+        spec = spec_from_gguf(contents.metadata, tensor_names=names)
+    else:
+        spec = spec_from_config(config_from_gguf(contents.metadata, names))
+    program = build_program(spec)
+    return spec, program, count_tensors(contents.tensors, {}, spec, program)
 
 
 def count_tensors(

@@ -62,6 +62,13 @@ _DEFAULT_THETA: Final = 10_000.0
 _FILE_TYPE_DTYPES: Final = {0: "f32", 1: "f16", 32: "bf16"}  # llama.cpp's llama_ftype, the unquantized ones
 
 
+def describes(metadata: Mapping[str, object]) -> bool:
+    """Whether spec_from_gguf knows the architecture; gguf_families.py knows others, which do not run."""
+    general = Fields(metadata)
+    name = general.raw("general.architecture")
+    return name in _ARCHITECTURES and not general.raw(f"{name}.expert_count")
+
+
 def spec_from_gguf(
     metadata: Mapping[str, object],
     *,

@@ -1,8 +1,9 @@
 """Decoders of one plan: norm, attention with its own heads, norm, a gated block or experts. One row each.
 
 Families: llama, mistral, qwen2 (and MiMo 7B), qwen3, phi3, smollm3, olmo2, gemma2, gemma3, and with experts mixtral,
-qwen3_moe, glm4_moe, minimax_m2; of Qwen3-VL the half for text. The sizes that make a model what it is (hidden_size, num_hidden_layers, intermediate_size) are
-never assumed. Source: transformers 5.24.0, models/*/configuration_*.py and, for what a field does, modeling_*.py.
+qwen3_moe, glm4_moe, minimax_m2; of Qwen3-VL the half for text. The sizes that make a model what it is (hidden_size,
+num_hidden_layers, intermediate_size) are never assumed. Source: transformers 5.24.0, models/*/configuration_*.py and,
+for what a field does, modeling_*.py.
 """
 
 from __future__ import annotations

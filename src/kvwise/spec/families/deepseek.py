@@ -36,7 +36,6 @@ from kvwise.spec.model import (
     NormSpec,
 )
 
-
 _SPARSE: Final = "deepseek_sparse_attention"
 
 
