@@ -92,7 +92,7 @@ def test_the_refusal_has_the_arithmetic() -> None:
 
 def test_each_offered_change_is_true_and_the_largest_that_is() -> None:
     plan = make_plan(400 * MiB)
-    changes = " | ".join(changes_that_fit(plan, SPEC))
+    changes = " | ".join(map(str, changes_that_fit(plan, SPEC)))
     context = int(re.search(r"a context of ([\d,]+) tokens", changes)[1].replace(",", ""))  # type: ignore[index]
     requests = int(re.search(r"(\d+) requests? at a time", changes)[1])  # type: ignore[index]
     assert make_plan(400 * MiB, context=context).fits
@@ -104,12 +104,13 @@ def test_each_offered_change_is_true_and_the_largest_that_is() -> None:
 def test_kv_types_step_sizes_and_weight_types_are_offered_where_they_are_enough() -> None:
     roomy = make_plan(64 * GiB)
     needed = roomy.total_bytes + roomy.reserve_bytes - RUNTIME
-    changes = changes_that_fit(make_plan(needed - MiB), SPEC)
+    changes = [change.words for change in changes_that_fit(make_plan(needed - MiB), SPEC)]
     assert "K and V in f16" in changes
     assert "K and V in bf16" in changes
     assert "weights in q4_0" in changes
     assert any("tokens in a step" in change for change in changes)
-    assert "weights in q4_0" not in changes_that_fit(make_plan(needed - MiB))  # without the spec
+    without_spec = [change.words for change in changes_that_fit(make_plan(needed - MiB))]
+    assert "weights in q4_0" not in without_spec
 
 
 def test_where_no_single_change_is_enough_it_says_so() -> None:

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from kvwise.errors import DoesNotFit, SpecError
 from kvwise.ledger.host import HostMemory
+from kvwise.ledger.levers import ANY, Change, Lever, changes_that
 from kvwise.ledger.residency import Reading, process_resident_bytes, resident_bytes
 from kvwise.ledger.rows import LedgerRow, largest_residual_bytes, residual_row
 from kvwise.models import build_program
@@ -155,77 +156,70 @@ def check_fits(plan: MemoryPlan, spec: ModelSpec | None = None) -> None:
         f"the model needs {format_bytes(plan.total_bytes + plan.reserve_bytes)}: {rows} + "
         f"{format_bytes(plan.reserve_bytes)} in reserve",
         expected=f"at most {format_bytes(plan.budget_bytes)} ({source})",
-        action="any one of these makes it fit: " + ", ".join(changes)
+        action="any one of these makes it fit: " + ", ".join(map(str, changes))
         if changes
         else "no single change makes it fit: take a smaller model, or several changes together",
     )
 
 
-def changes_that_fit(plan: MemoryPlan, spec: ModelSpec | None = None) -> tuple[str, ...]:
-    """Single changes, in words, each of which plan_memory says fits."""
-    found = [_smaller_context(plan), _fewer_requests(plan), _smaller_step(plan), *_smaller_kv_types(plan)]
-    if spec is not None:
-        found += _smaller_weights(plan, spec)
-    return tuple(change for change in found if change is not None)
+def changes_that_fit(plan: MemoryPlan, spec: ModelSpec | None = None) -> tuple[Change, ...]:
+    """Single changes, each of which plan_memory says fits. Without `spec` no other weight types are tried."""
+    return tuple(changes_that(lambda lever, value: with_change(plan, lever.name, value, spec).fits, levers(plan, spec)))
 
 
-def _smaller_context(plan: MemoryPlan) -> str | None:
-    options, block = plan.options, plan.kv.block_tokens
-
-    def with_blocks(blocks_each: int) -> MemoryPlan:
-        context = min(blocks_each * block, options.limits.max_context)
-        num_blocks = min(options.num_blocks, blocks_each * options.limits.max_requests)
-        limits = replace(options.limits, max_context=context)
-        return vary_plan(plan, options=replace(options, num_blocks=num_blocks, limits=limits))
-
-    most = ceil_div(options.limits.max_context, block) - 1
-    best = _largest(1, most, lambda blocks: with_blocks(blocks).fits)
-    return None if best is None else f"a context of {format_count(best * block)} tokens"
-
-
-def _fewer_requests(plan: MemoryPlan) -> str | None:
-    options, limits = plan.options, plan.options.limits
-
-    def with_requests(n: int) -> MemoryPlan:
-        rows = min(limits.max_logits_rows, n)
-        num_blocks = min(options.num_blocks, n * plan.kv.blocks_for(limits.max_context))
-        fewer = replace(limits, max_requests=n, max_logits_rows=rows)
-        return vary_plan(plan, options=replace(options, num_blocks=num_blocks, limits=fewer))
-
-    best = _largest(1, limits.max_requests - 1, lambda n: with_requests(n).fits)
-    return None if best is None else f"{best} request{'s' if best > 1 else ''} at a time"
-
-
-def _smaller_step(plan: MemoryPlan) -> str | None:
-    limits = plan.options.limits
-
-    def fits(tokens: int) -> bool:
-        return vary_plan(plan, options=replace(plan.options, limits=replace(limits, max_tokens=tokens))).fits
-
-    least = max(_SMALLEST_STEP_TOKENS, limits.max_logits_rows, limits.max_requests)
-    best = _largest(least, limits.max_tokens - 1, fits)
-    return None if best is None else f"at most {format_count(best)} tokens in a step"
-
-
-def _smaller_kv_types(plan: MemoryPlan) -> list[str]:
-    return [
-        f"K and V in {name}"
-        for name in plan.backend.kv_types
-        if KV_TYPES[name].bits_per_element < plan.kv.kv_type.bits_per_element
-        and vary_plan(plan, kv=replace(plan.kv, kv_type=KV_TYPES[name])).fits
+def levers(plan: MemoryPlan, spec: ModelSpec | None = None) -> tuple[Lever, ...]:
+    """What can be changed about `plan`, each towards less memory."""
+    limits, block = plan.options.limits, plan.kv.block_tokens
+    most_blocks = ceil_div(limits.max_context, block) - 1
+    least_step = max(_SMALLEST_STEP_TOKENS, limits.max_logits_rows, limits.max_requests)
+    kv_bits = plan.kv.kv_type.bits_per_element
+    kv_types = [name for name in plan.backend.kv_types if KV_TYPES[name].bits_per_element < kv_bits]
+    found = [
+        Lever("context", range(most_blocks * block, 0, -block), lambda n: f"a context of {format_count(n)} tokens"),
+        Lever("batch", range(limits.max_requests - 1, 0, -1), _requests),
+        Lever("step_tokens", range(limits.max_tokens - 1, least_step - 1, -1), _step_tokens),
+        Lever("kv_dtype", kv_types, lambda name: f"K and V in {name}", ANY),
     ]
+    if spec is not None:
+        found.append(Lever("weights", _smaller_types(plan, spec), lambda name: f"weights in {name}", ANY))
+    return tuple(found)
 
 
-def _smaller_weights(plan: MemoryPlan, spec: ModelSpec) -> list[str]:
+def with_change(plan: MemoryPlan, lever: str, value: Any, spec: ModelSpec | None = None) -> MemoryPlan:
+    """`plan` with one lever at another value, planned anew. `spec` is needed for weights."""
+    options, limits = plan.options, plan.options.limits
+    if lever == "context":
+        num_blocks = min(options.num_blocks, plan.kv.blocks_for(value) * limits.max_requests)
+        return vary_plan(
+            plan, options=replace(options, num_blocks=num_blocks, limits=replace(limits, max_context=value))
+        )
+    if lever == "batch":
+        num_blocks = min(options.num_blocks, value * plan.kv.blocks_for(limits.max_context))
+        rows = min(limits.max_logits_rows, value)
+        fewer = replace(limits, max_requests=value, max_logits_rows=rows)
+        return vary_plan(plan, options=replace(options, num_blocks=num_blocks, limits=fewer))
+    if lever == "step_tokens":
+        return vary_plan(plan, options=replace(options, limits=replace(limits, max_tokens=value)))
+    if lever == "kv_dtype":
+        return vary_plan(plan, kv=replace(plan.kv, kv_type=KV_TYPES[value]))
+    if lever == "weights" and spec is not None:
+        plain = build_program(spec)
+        types = retyped(plain, plan.types, TENSOR_TYPES[value])
+        return vary_plan(plan, program=plan.backend.lower(plain, types), types=types)
+    raise ValueError(f"no lever {lever!r}")
+
+
+def _requests(count: int) -> str:
+    return f"{count} request{'s' if count > 1 else ''} at a time"
+
+
+def _step_tokens(count: int) -> str:
+    return f"at most {format_count(count)} tokens in a step"
+
+
+def _smaller_types(plan: MemoryPlan, spec: ModelSpec) -> list[str]:
     plain = build_program(spec)
-    found = []
-    for name in _WEIGHT_TYPES_TRIED:
-        types = retyped(plain, plan.types, TENSOR_TYPES[name])
-        if types == plan.types:
-            continue
-        if vary_plan(plan, program=plan.backend.lower(plain, types), types=types).fits:
-            found.append(f"weights in {name}")
-    return found
+    return [name for name in _WEIGHT_TYPES_TRIED if retyped(plain, plan.types, TENSOR_TYPES[name]) != plan.types]
 
 
 def retyped(program: Program, types: Mapping[str, TensorType], smaller: TensorType) -> dict[str, TensorType]:
