@@ -12,8 +12,8 @@ Ranks of a stage are equal, so a device is a stage. A placement fits when its fu
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 from kvwise.errors import DoesNotFit, UsageError
 from kvwise.hardware.devices import Placement
@@ -23,6 +23,7 @@ from kvwise.program.arena import plan_arena
 from kvwise.program.ir import Program
 from kvwise.program.shard import shard_program
 from kvwise.program.stages import split_stages, stage_layers
+from kvwise.spec.dtypes import TensorType
 from kvwise.spec.kv import KVCacheSpec
 from kvwise.spec.shape import StepLimits
 from kvwise.units import format_bytes, format_count
@@ -95,11 +96,20 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class PlacedPlan:
-    """A model on the devices of `placement`: one Stage for each of its stages, in order."""
+    """A model on the devices of `placement`: one Stage for each of its stages, in order.
+
+    The fields it was made from are kept, so that it can be varied: the whole model's program and cache.
+    """
 
     placement: Placement
     policy: Policy
     stages: tuple[Stage, ...]
+    program: Program = field(repr=False)
+    weight_bytes: WeightBytes = field(repr=False, compare=False)
+    kv: KVCacheSpec
+    context: int
+    batch: int
+    memory_limit: int | None
 
     @property
     def fullest(self) -> Stage:
@@ -163,8 +173,52 @@ def plan_placed(
     memory_limit: of each device, instead of more. Raises UsageError for what can't be split so, and for a device whose
     memory is not known without a limit.
     """
-    budget = _budget_bytes(placement, policy, memory_limit)
     parts = place_program(program, placement)
+    return _plan_parts(parts, program, weight_bytes, kv, placement, policy, context, batch, memory_limit)
+
+
+def vary_placed(
+    plan: PlacedPlan,
+    *,
+    weight_bytes: WeightBytes | None = None,
+    kv_type: TensorType | None = None,
+    placement: Placement | None = None,
+    policy: Policy | None = None,
+    context: int | None = None,
+    batch: int | None = None,
+) -> PlacedPlan:
+    """The same plan with something changed, computed anew. Raises as plan_placed."""
+    wanted = placement or plan.placement
+    cut_alike = (wanted.tensor_parallel, wanted.pipeline_parallel) == (
+        plan.placement.tensor_parallel,
+        plan.placement.pipeline_parallel,
+    )
+    parts = tuple(stage.program for stage in plan.stages) if cut_alike else place_program(plan.program, wanted)
+    return _plan_parts(
+        parts,
+        plan.program,
+        weight_bytes or plan.weight_bytes,
+        plan.kv if kv_type is None else replace(plan.kv, kv_type=kv_type),
+        wanted,
+        policy or plan.policy,
+        context or plan.context,
+        batch or plan.batch,
+        plan.memory_limit,
+    )
+
+
+def _plan_parts(
+    parts: Sequence[Program],
+    program: Program,
+    weight_bytes: WeightBytes,
+    kv: KVCacheSpec,
+    placement: Placement,
+    policy: Policy,
+    context: int,
+    batch: int,
+    memory_limit: int | None,
+) -> PlacedPlan:
+    budget = _budget_bytes(placement, policy, memory_limit)
     num_layers = 1 + max((int(op.out.split(".")[1]) for op in program.ops if op.out.startswith("layers.")), default=-1)
     spread = stage_layers(num_layers, placement.pipeline_parallel)
     stages = []
@@ -172,7 +226,7 @@ def plan_placed(
         its_kv = KVCacheSpec(part.kv_layers, kv.kv_type, policy.block_tokens, part.states)
         weights = weight_bytes(part)
         stages.append(_stage(part, its_kv, layers, weights, budget, placement, policy, context, batch))
-    return PlacedPlan(placement, policy, tuple(stages))
+    return PlacedPlan(placement, policy, tuple(stages), program, weight_bytes, kv, context, batch, memory_limit)
 
 
 def _stage(
