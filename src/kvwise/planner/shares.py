@@ -49,7 +49,7 @@ _STEMS: Final = tuple(
         (r"shared_experts?\.(gate|up)|(gate|up)_shexp", "mlp.shared.gate mlp.shared.up"),
         (r"experts.*(gate|up|w1|w3)|(gate|up|gate_up)_exps", "mlp.experts.gate mlp.experts.up"),
         (r"kv_b_proj|attn_kv_b|attn_[kv]_b", "attn.kv_up"),
-        (r"qkv_proj|query_key_value|c_attn|attn_qkv", "attn.q attn.k attn.v"),
+        (r"qkv_proj|query_key_value|c_attn|attn_qkv", "attn.q attn.k attn.v linear.qkv"),
         (r"in_proj_qkvz|ssm_in\.", "linear.qkv linear.z mamba.z mamba.xbc mamba.dt"),
         (r"mixer\.in_proj", "mamba.z mamba.xbc mamba.dt"),
         (r"in_proj_qkv", "linear.qkv"),

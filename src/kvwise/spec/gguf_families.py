@@ -59,6 +59,7 @@ class _File:
             "tie_word_embeddings": not self.has("output.weight"),
             "rope_theta": f.number("rope.freq_base", 10_000.0, low=1.0),
             "attention_bias": self.has("blk.0.attn_q.bias") or self.has("blk.0.attn_qkv.bias"),
+            "mlp_bias": self.has("blk.0.ffn_gate.bias"),
             "torch_dtype": "bfloat16",
         }
         if "feed_forward_length" in f and not isinstance(f.raw("feed_forward_length"), (list, tuple)):
@@ -103,10 +104,11 @@ class _File:
 
     def experts(self, count: str, top_k: str = "num_experts_per_tok") -> Config:
         f = self.fields
+        width = "expert_feed_forward_length" if "expert_feed_forward_length" in f else "feed_forward_length"
         return {
             count: f.integer("expert_count"),
             top_k: f.integer("expert_used_count"),
-            "moe_intermediate_size": f.integer("expert_feed_forward_length", f.integer("feed_forward_length", 1)),
+            "moe_intermediate_size": f.integer(width),
         }
 
 
