@@ -92,7 +92,7 @@ def test_the_refusal_has_the_arithmetic() -> None:
 
 def test_each_offered_change_is_true_and_the_largest_that_is() -> None:
     plan = make_plan(400 * MiB)
-    changes = " | ".join(map(str, changes_that_fit(plan, SPEC)))
+    changes = " | ".join(change.words for change in changes_that_fit(plan, SPEC))
     context = int(re.search(r"a context of ([\d,]+) tokens", changes)[1].replace(",", ""))  # type: ignore[index]
     requests = int(re.search(r"(\d+) requests? at a time", changes)[1])  # type: ignore[index]
     assert make_plan(400 * MiB, context=context).fits

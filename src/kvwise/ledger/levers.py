@@ -7,22 +7,25 @@ planning anew: an advice is nothing else than a value for which that was true. K
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
-
-MONOTONE: Final = "monotone"  # what holds with a value holds with all after it: the first is found by bisection
-ANY: Final = "any"  # values are alternatives, each of them worth saying
+from itertools import islice
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
 class Lever:
-    """`words(value)` is the changed setting for people. order: MONOTONE or ANY."""
+    """`words(value)` is the changed setting for people.
+
+    by_degrees: what holds with a value holds with all after it, so the mildest that does is found by bisection. Else
+    values are alternatives, of which the first `most` that do are worth naming.
+    """
 
     name: str
     values: Sequence[Any]
     words: Callable[[Any], str]
-    order: str = MONOTONE
+    by_degrees: bool = True
+    most: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,20 +36,25 @@ class Change:
     value: Any
     words: str
 
-    def __str__(self) -> str:
-        return self.words
 
-
-def changes_that(holds: Callable[[Lever, Any], bool], levers: Sequence[Lever]) -> Iterator[Change]:
-    """The mildest value of each lever with which it holds; every one of a lever of alternatives."""
+def changes_that(holds: Callable[[str, Any], bool], levers: Iterable[Lever]) -> Iterator[Change]:
+    """Changes with which it holds; `holds(lever's name, value)` plans anew."""
     for lever in levers:
         for value in _values_that(holds, lever):
             yield Change(lever.name, value, lever.words(value))
 
 
-def _values_that(holds: Callable[[Lever, Any], bool], lever: Lever) -> Iterator[Any]:
-    values = lever.values
-    if lever.order == ANY:
-        yield from (value for value in values if holds(lever, value))
-    elif values and holds(lever, values[-1]):
-        yield values[bisect_left(values, True, hi=len(values) - 1, key=lambda value: holds(lever, value))]
+def format_advice(changes: Iterable[Change], purpose: str = "makes it fit") -> str:
+    """What a refusal says to do."""
+    words = ", ".join(change.words for change in changes)
+    if words:
+        return f"any one of these {purpose}: {words}"
+    return f"no single change {purpose}: take a smaller model, or several changes together"
+
+
+def _values_that(holds: Callable[[str, Any], bool], lever: Lever) -> Iterator[Any]:
+    name, values = lever.name, lever.values
+    if not lever.by_degrees:
+        yield from islice((value for value in values if holds(name, value)), lever.most)
+    elif values and holds(name, values[-1]):
+        yield values[bisect_left(values, True, hi=len(values) - 1, key=lambda value: holds(name, value))]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvwise.errors import DoesNotFit, SpecError
 from kvwise.ledger.host import HostMemory
-from kvwise.ledger.levers import ANY, Change, Lever, changes_that
+from kvwise.ledger.levers import Change, Lever, changes_that, format_advice
 from kvwise.ledger.residency import Reading, process_resident_bytes, resident_bytes
 from kvwise.ledger.rows import LedgerRow, largest_residual_bytes, residual_row
 from kvwise.models import build_program
@@ -149,22 +149,19 @@ def check_fits(plan: MemoryPlan, spec: ModelSpec | None = None) -> None:
     if plan.fits:
         return
     rows = " + ".join(f"{row.label} {row.format_value(row.predicted)}" for row in plan.rows if row.predicted)
-    changes = changes_that_fit(plan, spec)
     limited = plan.memory_limit is not None and plan.budget_bytes == plan.memory_limit
     source = "the limit that was set" if limited else f"by {plan.host.source}, this process included"
     raise DoesNotFit(
         f"the model needs {format_bytes(plan.total_bytes + plan.reserve_bytes)}: {rows} + "
         f"{format_bytes(plan.reserve_bytes)} in reserve",
         expected=f"at most {format_bytes(plan.budget_bytes)} ({source})",
-        action="any one of these makes it fit: " + ", ".join(map(str, changes))
-        if changes
-        else "no single change makes it fit: take a smaller model, or several changes together",
+        action=format_advice(changes_that_fit(plan, spec)),
     )
 
 
 def changes_that_fit(plan: MemoryPlan, spec: ModelSpec | None = None) -> tuple[Change, ...]:
     """Single changes, each of which plan_memory says fits. Without `spec` no other weight types are tried."""
-    return tuple(changes_that(lambda lever, value: with_change(plan, lever.name, value, spec).fits, levers(plan, spec)))
+    return tuple(changes_that(lambda lever, value: with_change(plan, lever, value, spec).fits, levers(plan, spec)))
 
 
 def levers(plan: MemoryPlan, spec: ModelSpec | None = None) -> tuple[Lever, ...]:
@@ -178,10 +175,10 @@ def levers(plan: MemoryPlan, spec: ModelSpec | None = None) -> tuple[Lever, ...]
         Lever("context", range(most_blocks * block, 0, -block), lambda n: f"a context of {format_count(n)} tokens"),
         Lever("batch", range(limits.max_requests - 1, 0, -1), _requests),
         Lever("step_tokens", range(limits.max_tokens - 1, least_step - 1, -1), _step_tokens),
-        Lever("kv_dtype", kv_types, lambda name: f"K and V in {name}", ANY),
+        Lever("kv_dtype", kv_types, lambda name: f"K and V in {name}", by_degrees=False),
     ]
     if spec is not None:
-        found.append(Lever("weights", _smaller_types(plan, spec), lambda name: f"weights in {name}", ANY))
+        found.append(Lever("weights", _smaller_types(plan, spec), lambda name: f"weights in {name}", by_degrees=False))
     return tuple(found)
 
 
