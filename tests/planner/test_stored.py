@@ -82,6 +82,29 @@ def nvfp4_packed(name: str, out: int, width: int) -> Tensors:
     }
 
 
+def packed_with_zero_points(name: str, out: int, width: int) -> Tensors:
+    return {**packed(name, out, width), f"{name}.weight_zero_point": ("I32", (out // 8, width // GROUP))}
+
+
+def mxfp4_packed(name: str, out: int, width: int) -> Tensors:
+    return {f"{name}.weight_packed": ("U8", (out, width // 2)), f"{name}.weight_scale": ("U8", (out, width // 32))}
+
+
+def fp8_tensors(name: str, out: int, width: int) -> Tensors:
+    return {
+        f"{name}.weight": ("F8_E4M3", (out, width)),
+        f"{name}.weight_scale": ("F32", ()),
+        f"{name}.input_scale": ("F32", ()),
+    }
+
+
+def eight_bit_rows(dtype: str) -> Callable[[str, int, int], Tensors]:
+    def tensors(name: str, out: int, width: int) -> Tensors:
+        return {f"{name}.weight": (dtype, (out, width)), f"{name}.weight_scale": ("BF16", (out, 1))}
+
+    return tensors
+
+
 def nf4(name: str, out: int, width: int) -> Tensors:
     return {
         f"{name}.weight": ("U8", (out * width // 2, 1)),
@@ -100,6 +123,15 @@ FORMATS: dict[str, tuple[Callable[[str, int, int], Tensors], dict[str, Any], flo
     "packed": (packed, {"quant_method": "compressed-tensors", "format": "pack-quantized",
                         "config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": GROUP}}}},
                4 + 16 / GROUP),
+    "packed with zero points": (packed_with_zero_points, {
+        "quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": {"num_bits": 4}}}},
+        4 + (16 + 4) / GROUP),
+    "mxfp4 packed": (mxfp4_packed, {"quant_method": "compressed-tensors"}, 4 + 8 / 32),
+    "fp8 tensors": (fp8_tensors, {"quant_method": "modelopt", "quant_algo": "FP8"}, 8.0),
+    "fp8 rows": (eight_bit_rows("F8_E4M3"), {"quant_method": "compressed-tensors"}, 8 + 16 * sum(
+        out for out, _ in MATRICES.values()) / NUM_WEIGHTS),
+    "int8 rows": (eight_bit_rows("I8"), {"quant_method": "compressed-tensors"}, 8 + 16 * sum(
+        out for out, _ in MATRICES.values()) / NUM_WEIGHTS),
     "fp8 blocks": (fp8_blocks, {"quant_method": "fp8", "weight_block_size": [128, 128]}, 8 + 32 / 128**2),
     "nvfp4": (nvfp4, {"quant_method": "modelopt", "quant_algo": "NVFP4"}, 4 + 8 / 16),
     "nvfp4 packed": (nvfp4_packed, {"quant_method": "compressed-tensors"}, 4 + 8 / 16),
@@ -349,3 +381,38 @@ def test_without_the_hub_sizes_are_those_of_the_formula_and_a_note_says_so(
     p = kvwise.plan("org/name-AWQ")
     assert (p.stored, p.weight_bytes) == (None, 2 * p.parameters)
     assert any("unquantized" in note for note in p.notes)
+
+
+def test_a_file_that_modelopt_keeps_beside_the_config_says_that_weights_are_quantized(tmp_path: Path) -> None:
+    folder = write_headers(tmp_path, LLAMA, quantized(fp8_tensors))
+    (folder / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
+    p = kvwise.plan(str(folder))
+    assert p.stored is not None
+    assert p.stored.unexplained == 0
+    assert p.weight_type.startswith("f8_e4m3")
+
+
+def test_fused_experts_of_four_bits_hold_two_weights_in_a_byte(tmp_path: Path) -> None:
+    config = {"model_type": "llama4_text", "hidden_size": 64, "num_hidden_layers": 1, "intermediate_size": 96,
+              "intermediate_size_mlp": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+              "vocab_size": 100, "num_local_experts": 4, "num_experts_per_tok": 1, "interleave_moe_layer_step": 1,
+              "tie_word_embeddings": False, "quantization_config": {"quant_method": "modelopt"}}  # fmt: skip
+    p, layer = kvwise.plan(config), "model.layers.0"
+    tensors: Tensors = {f"{layer}.{name}.weight": ("BF16", shape) for name, shape in {
+        "self_attn.q_proj": (64, 64), "self_attn.k_proj": (32, 64), "self_attn.v_proj": (32, 64),
+        "self_attn.o_proj": (64, 64), "feed_forward.router": (4, 64), "input_layernorm": (64,),
+        "post_attention_layernorm": (64,), "feed_forward.shared_expert.gate_proj": (96, 64),
+        "feed_forward.shared_expert.up_proj": (96, 64), "feed_forward.shared_expert.down_proj": (64, 96),
+    }.items()}  # fmt: skip
+    tensors |= {"model.embed_tokens.weight": ("BF16", (100, 64)), "lm_head.weight": ("BF16", (100, 64)),
+                "model.norm.weight": ("BF16", (64,))}  # fmt: skip
+    for name, rows, width in (("gate_up_proj", 64, 192), ("down_proj", 96, 64)):
+        experts = f"{layer}.feed_forward.experts.{name}"
+        tensors[experts] = ("U8", (4, rows, width // 2))
+        tensors[f"{experts}_weight_scale"] = ("F8_E4M3", (4, rows // 16, width))
+        tensors |= {f"{experts}_{scale}": ("F32", (1,)) for scale in ("weight_scale_2", "input_scale")}
+    counted = plan_of(tmp_path, config, tensors)
+    assert counted.stored is not None
+    assert counted.stored.unexplained == 0
+    assert counted.stored.elements(Part.WEIGHTS) == p.parameters
+    assert counted.weight_bytes == stored_bytes(tensors)

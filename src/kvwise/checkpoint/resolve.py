@@ -27,9 +27,9 @@ from kvwise.spec.fields import shown
 
 _CONFIG: Final = "config.json"
 _TEXT_PATTERNS: Final = [
-    _CONFIG, "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
-    "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja",
-    "chat_template.json",
+    _CONFIG, "hf_quant_config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+    "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
+    "chat_template.jinja", "chat_template.json",
 ]  # fmt: skip
 _HUB_TIMEOUT_S: Final = 10.0  # as huggingface_hub waits for a file's header
 _WEIGHT_PATTERNS: Final = ["model*.safetensors", "model.safetensors.index.json"]

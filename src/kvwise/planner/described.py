@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from kvwise.checkpoint.catalogue import CatalogueModel
 from kvwise.errors import ModelNotFound
@@ -22,6 +23,8 @@ from kvwise.spec.dtypes import TensorType
 from kvwise.spec.gguf_config import describes
 from kvwise.spec.hf_config import spec_from_config
 from kvwise.spec.model import ModelSpec
+
+_MODELOPT_FILE: Final = "hf_quant_config.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ def describe_model(model: str | Path | Mapping[str, object] | ModelSpec) -> Desc
     if path.suffix == ".json" or _holds_only_a_config(path):
         where = path if path.is_dir() else path.parent
         config = read_config(path)
-        counted = _counted_on_the_hub(str(model), config) if "quantization_config" in config else None
+        counted = _counted_on_the_hub(str(model), config) if _is_quantized(where, config) else None
         return counted or _from_spec(spec_from_config(config), where.name or str(model), "config.json")
     counted_gguf = _counted_gguf(path)
     if counted_gguf is not None:
@@ -66,7 +69,7 @@ def describe_model(model: str | Path | Mapping[str, object] | ModelSpec) -> Desc
     if path.suffix.lower() == ".safetensors" or (path.is_dir() and not any(path.glob("*.gguf"))):
         config = read_config(path if path.is_dir() else path.parent)
         spec = spec_from_config(config)
-        if "quantization_config" in config or not has_names(spec.family):
+        if _is_quantized(path if path.is_dir() else path.parent, config) or not has_names(spec.family):
             return _counted(path, config, spec, str(model))
     with open_checkpoint(path) as checkpoint:
         program = build_program(checkpoint.spec)
@@ -74,6 +77,13 @@ def describe_model(model: str | Path | Mapping[str, object] | ModelSpec) -> Desc
         types = {name: checkpoint.tensors[name].type for name in program.weights}
         name = checkpoint.spec.name or path.stem
         return Described(name, checkpoint.format, checkpoint.spec, program, types)
+
+
+def _is_quantized(folder: Path, config: Mapping[str, object]) -> bool:
+    """Whether the config says so, its half for text, or the file that modelopt keeps beside it."""
+    text = config.get("text_config")
+    nested = isinstance(text, Mapping) and "quantization_config" in text
+    return nested or "quantization_config" in config or (folder / _MODELOPT_FILE).exists()
 
 
 def _find(model: str | Path) -> Path | CatalogueModel:

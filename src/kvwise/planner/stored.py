@@ -3,11 +3,12 @@
 Reads headers only. A tensor's part is told by its name, as the quantizers write it, and by its dtype; how many
 weights a packed element holds, by the dtype or by quantization_config:
 
-    FP8          X.weight F8_E4M3, X.weight_scale(_inv)             DeepSeek V3, compressed-tensors, modelopt
+    FP8          X.weight F8_E4M3, X.weight_scale(_inv), X.input_scale      DeepSeek V3, compressed-tensors, modelopt
     AWQ, GPTQ    X.qweight I32, X.qzeros I32, X.scales, X.g_idx     32 / bits weights in an element
     packed       X.weight_packed I32, X.weight_scale, X.weight_zero_point, X.weight_shape     compressed-tensors
     NVFP4        X.weight U8 or X.weight_packed U8, X.weight_scale F8_E4M3, X.weight_(global_)scale(_2) F32
-    MXFP4        X_blocks U8, X_scales U8                           gpt-oss
+    MXFP4        X_blocks U8, X_scales U8                           gpt-oss; X.weight_packed U8, X.weight_scale U8
+    fused        X U8 or F8_E4M3, X_weight_scale(_2), X_scale_inv, X_input_scale    experts in one tensor
     bitsandbytes X.weight U8, X.weight.absmax, ... or X.weight I8, X.SCB
     GGUF         blk.N.X.weight of any ggml type, scales inside; NVFP4 blk.N.X.scale beside them
 
@@ -61,8 +62,8 @@ _SUFFIXES: Final = (
     (re.compile(r".+\.(qweight|weight_packed)|.+_blocks"), Part.WEIGHTS),
     (
         re.compile(
-            r".+\.(weight_scale_inv|weight_scale|weight_scale_2|weight_global_scale|scales|input_scale|"
-            r"input_global_scale|output_scale|[qkv]_scale|SCB|weight\.absmax|weight\.nested_absmax)|.+_scales|"
+            r".+[._](weight_scale|scale_inv|weight_scale_2|weight_global_scale|input_scale|input_global_scale|output_scale)|"
+            r".+\.(weight_scale_inv|scales|[qkv]_scale|SCB|weight\.absmax|weight\.nested_absmax)|.+_scales|"
             r"blk\.\d+\.(attn|ffn|ssm)_\w+\.scale"
         ),
         Part.SCALES,
@@ -252,10 +253,8 @@ class _Reader:
         count = math.prod(tensor.shape)
         if tensor.type_name == "I32" and tensor.name.endswith((".qweight", ".weight_packed")):
             return count * 32 // self._bits(tensor.name)
-        scales = (f"{tensor.name}_scale", f"{tensor.name}.absmax")
-        four_bits = tensor.name.endswith(("_blocks", ".weight_packed")) or (
-            tensor.name.endswith(".weight") and any(scale in self.names for scale in scales)
-        )
+        scales = (f"{tensor.name}_scale", f"{tensor.name}_weight_scale", f"{tensor.name}.absmax")
+        four_bits = tensor.name.endswith(("_blocks", ".weight_packed")) or any(s in self.names for s in scales)
         return 2 * count if tensor.type_name == "U8" and four_bits else count
 
     def _bits(self, name: str) -> int:
