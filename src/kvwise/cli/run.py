@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from kvwise.backends.price.forecast import ResponseForecast
     from kvwise.engine.state import RequestOutput
     from kvwise.errors import NotMeasured
     from kvwise.ledger.memory import MemoryPlan
     from kvwise.ledger.rows import LedgerRow
+    from kvwise.planner.machine import MachineForecast
 
 
 def run_command(
@@ -67,7 +67,10 @@ def run_command(
             if not as_json:
                 answer(report.parts[0].text)
         output = loaded.engine.outputs["run"]
-        rows = receipt(loaded, None if isinstance(expected, NotMeasured) else expected, output)
+        told = None if isinstance(expected, NotMeasured) else expected.told
+        rows = receipt(loaded, told, output)
+        if not isinstance(expected, NotMeasured):
+            expected.machine.note_run(expected.raw, len(output.prompt_ids), output.ttft_s, output.tpot_s)
         if as_json:
             print_json(run_json(output, rows))
         else:
@@ -75,7 +78,7 @@ def run_command(
             print_receipt(rows, output, console)
 
 
-def plan_line(plan: MemoryPlan, expected: ResponseForecast | NotMeasured) -> str:
+def plan_line(plan: MemoryPlan, expected: MachineForecast | NotMeasured) -> str:
     """One line with the plan, before anything is loaded."""
     from kvwise.errors import NotMeasured
     from kvwise.units import format_bytes, format_seconds
@@ -90,9 +93,10 @@ def plan_line(plan: MemoryPlan, expected: ResponseForecast | NotMeasured) -> str
     )
     if isinstance(expected, NotMeasured):
         return f"{memory}; time: {expected.problem}"
-    ttft = format_seconds(expected.predicted_ttft_s)
-    tpot = "" if expected.predicted_tpot_s is None else f", then {format_seconds(expected.predicted_tpot_s)} per token"
-    return f"{memory}; first of at most {expected.output_tokens} tokens in {ttft}{tpot}"
+    told = expected.told
+    ttft = format_seconds(told.predicted_ttft_s)
+    tpot = "" if told.predicted_tpot_s is None else f", then {format_seconds(told.predicted_tpot_s)} per token"
+    return f"{memory}; first of at most {told.output_tokens} tokens in {ttft}{tpot}"
 
 
 def run_json(output: RequestOutput, rows: Sequence[LedgerRow]) -> dict[str, Any]:

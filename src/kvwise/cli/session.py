@@ -14,8 +14,8 @@ from kvwise.units import format_bytes
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from kvwise.backends.price.forecast import ResponseForecast
     from kvwise.engine.model import LoadedModel, OpenedModel, Settings
+    from kvwise.planner.machine import MachineForecast
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 _MAX_STDIN_BYTES = 2**26  # ten million tokens of text, which no model holds; /dev/zero has more
@@ -96,16 +96,13 @@ def load(opened: OpenedModel, settings: Settings, console: Console, stack: ExitS
 
 def forecast(
     opened: OpenedModel, settings: Settings, prompt_tokens: int, output_tokens: int
-) -> ResponseForecast | NotMeasured:
+) -> MachineForecast | NotMeasured:
     """Predicted TTFT and TPOT on this machine, or the reason why there is no prediction."""
-    from kvwise.backends.price.forecast import forecast_response
-    from kvwise.planner.probe import machine_profile
+    from kvwise.planner.machine import forecast_on, read_machine
 
     options = opened.load_options(settings)
     try:
-        profile = machine_profile(opened.backend.name, options.threads, opened.matmul_kinds)
-        return forecast_response(
-            opened.pricer(profile), prompt_tokens, output_tokens, step_tokens=options.limits.max_tokens
-        )
+        machine = read_machine(opened.backend.name, options.threads, opened.stream_kinds)
+        return forecast_on(machine, opened, prompt_tokens, output_tokens, options.limits.max_tokens)
     except NotMeasured as reason:
         return reason

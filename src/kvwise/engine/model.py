@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from kvwise.backends import BACKENDS
-from kvwise.backends.price.price import Pricer, matmul_kind
+from kvwise.backends.price.price import Pricer, stream_kinds
 from kvwise.backends.protocol import Backend, LoadedProgram, LoadOptions, Progress
 from kvwise.backends.runnable import check_runs
 from kvwise.checkpoint.bundled import BUNDLED_NAME
@@ -32,7 +32,7 @@ from kvwise.ledger.memory import MemoryPlan, check_fits, measure_plan, plan_memo
 from kvwise.ledger.residency import process_resident_bytes
 from kvwise.ledger.rows import LedgerRow
 from kvwise.models import build_program
-from kvwise.program.ir import MatMul, Program
+from kvwise.program.ir import Program
 from kvwise.spec.dtypes import TensorType
 from kvwise.spec.kv import KV_TYPES, KVCacheSpec
 from kvwise.spec.model import ModelSpec
@@ -169,9 +169,9 @@ class OpenedModel:
         return self.path if self.path.is_dir() else self.path.parent
 
     @property
-    def matmul_kinds(self) -> list[str]:
-        """The kinds of matmul in the program: what a device profile must know of."""
-        return sorted({matmul_kind(self.program, op, self.types) for op in self.program.ops if isinstance(op, MatMul)})
+    def stream_kinds(self) -> list[str]:
+        """The kinds of matmul and of attention in the program: what a device profile must know of."""
+        return stream_kinds(self.program, self.types, self.kv)
 
     @property
     def weight_bytes(self) -> dict[str, int]:

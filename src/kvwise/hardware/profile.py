@@ -1,4 +1,4 @@
-"""A device profile: bandwidth by working set, arithmetic by kind of matmul, fixed costs; measured, or with a source.
+"""A device profile: what one machine does, measured: time by kind of work, by how many rows and by working set.
 
 Where a figure is missing the answer is NotMeasured, never a guess. Profiles are JSON files in the user's cache, one
 per machine, thread count and version of the arithmetic.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -16,64 +16,81 @@ from typing import Any, Final
 
 from kvwise.errors import NotMeasured
 
-PROFILE_VERSION: Final = 4
+PROFILE_VERSION: Final = 5
 
-_FIGURES: Final = (
-    "attention_bandwidth", "attention_flops", "elementwise_bandwidth", "op_seconds", "step_seconds", "pass_seconds"
-)  # fmt: skip
-_SMALLEST_FIGURE: Final = 1e-12  # of a second; every rate is far above it
-_LARGEST_FIGURE: Final = 1e18  # FLOP/s; every time is far below it
+_FIGURES: Final = ("op_seconds", "pass_seconds", "step_seconds", "request_seconds", "logit_seconds")
+_SMALLEST_FIGURE: Final = 1e-18  # of a second; every time per byte is far above it
+_LARGEST_FIGURE: Final = 1e18
 _MAX_FILE_BYTES: Final = 2**20
+
+Points = tuple[tuple[float, float], ...]  # (where, seconds), ascending
+
+
+def interpolated(points: Sequence[tuple[float, float]], at: float) -> float:
+    """Straight lines between the points, the first and the last one's value beyond them."""
+    if at <= points[0][0]:
+        return points[0][1]
+    for (left, at_left), (right, at_right) in pairwise(points):
+        if at <= right:
+            return at_left + (at - left) / (right - left) * (at_right - at_left)
+    return points[-1][1]
 
 
 @dataclass(frozen=True, slots=True)
-class MatmulFigures:
-    """Matmuls of one kind: weight type, and q8 or float32 activations.
+class StreamFigures:
+    """Seconds per byte of a stream that each of `rows` rows is multiplied with: weights, or K and V.
 
-    read_bandwidth: (working set in bytes, weight bytes/s) for one row, ascending; flops: FLOP/s for many rows. The
-    working set is what a step reads again and again: what fits a cache is not read from memory.
+    by_rows: (rows, ((working set in bytes, seconds per byte), ...)), both ascending. The working set is what a step
+    reads again and again: what fits a cache is not read from memory. Beyond the most rows seconds grow as the rows.
     """
 
-    read_bandwidth: tuple[tuple[int, float], ...]
-    flops: float
+    by_rows: tuple[tuple[float, Points], ...]
 
-    def bandwidth(self, working_set_bytes: float) -> float:
-        """Weight bytes/s at this working set, interpolated between the measured ones."""
-        points = self.read_bandwidth
-        if working_set_bytes <= points[0][0]:
-            return points[0][1]
-        for (small, at_small), (large, at_large) in pairwise(points):
-            if working_set_bytes <= large:
-                share = (working_set_bytes - small) / (large - small)
-                return at_small + share * (at_large - at_small)
-        return points[-1][1]
+    def seconds_per_byte(self, rows: float, working_set_bytes: float) -> float:
+        points = [(n, interpolated(sets, working_set_bytes)) for n, sets in self.by_rows]
+        most, seconds = points[-1]
+        return seconds * rows / most if rows > most else interpolated(points, rows)
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
     """What one machine does with `threads` threads.
 
-    matmuls: by kind, such as "q8_0*q8" or "f16". attention_bandwidth: KV bytes/s for one query; attention_flops:
-    FLOP/s for many. elementwise_bandwidth: activation bytes/s of everything else. Fixed: op_seconds, step_seconds, and
-    pass_seconds each time that all threads are sent to work and waited for.
+    streams: by kind: matmuls such as "q8_0*q8" or "f16", attention such as "kv f16 x 64" (type, width of a head; rows
+    are queries per KV head). rows: by kind of op on rows, (activation bytes, seconds beside op_seconds). Fixed:
+    op_seconds; pass_seconds each time that all threads are sent to work and waited for; step_seconds; request_seconds
+    for each request of a step beyond the first, logit_seconds for each logit a token is chosen from. spread: of the
+    repetitions of a measurement, as a share, in the middle of all. thorough: measured at all points, not at a few.
     """
 
     device: str
     threads: int
     source: str
-    matmuls: Mapping[str, MatmulFigures] = field(default_factory=dict)
-    attention_bandwidth: float | None = None
-    attention_flops: float | None = None
-    elementwise_bandwidth: float | None = None
+    streams: Mapping[str, StreamFigures] = field(default_factory=dict)
+    rows: Mapping[str, Points] = field(default_factory=dict)
     op_seconds: float | None = None
-    step_seconds: float | None = None
     pass_seconds: float | None = None
+    step_seconds: float | None = None
+    request_seconds: float | None = None
+    logit_seconds: float | None = None
+    spread: float = 0.0
+    thorough: bool = False
     version: int = PROFILE_VERSION
 
-    def matmul(self, kind: str) -> MatmulFigures:
-        if kind not in self.matmuls:
-            raise self._missing(f"matmuls of kind {kind}")
-        return self.matmuls[kind]
+    def stream(self, kind: str) -> StreamFigures:
+        if kind not in self.streams:
+            raise self._missing(kind)
+        return self.streams[kind]
+
+    def row_seconds(self, kind: str, activation_bytes: float) -> float:
+        """Of one op on rows, beside op_seconds. Beyond the most bytes measured, as many times more."""
+        points = self.rows.get(kind)
+        if not points:
+            raise self._missing(f"{kind} of rows")
+        most, seconds = points[-1]
+        if activation_bytes > most:
+            return seconds * activation_bytes / most
+        return interpolated(((0.0, 0.0), *points), activation_bytes)
 
     def figure(self, name: str) -> float:
         """One of the single figures by its field's name. Raises NotMeasured when it is None."""
@@ -96,22 +113,41 @@ def load_profile(path: Path) -> DeviceProfile | None:
         if not path.is_file() or path.stat().st_size > _MAX_FILE_BYTES:
             return None
         content: dict[str, Any] = json.loads(path.read_text("utf-8"))
-        content["matmuls"] = {name: _read_matmul(m) for name, m in content["matmuls"].items()}
+        content["streams"] = {name: _read_stream(stored) for name, stored in content["streams"].items()}
+        content["rows"] = {kind: _read_points(points) for kind, points in content["rows"].items()}
+        content["spread"] = float(content["spread"])
         for name in _FIGURES:
             content[name] = None if content[name] is None else _checked(content[name])
         profile = DeviceProfile(**content)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
-    sound = profile.version == PROFILE_VERSION and type(profile.device) is str and type(profile.threads) is int
-    return profile if sound else None
+    return profile if profile.version == PROFILE_VERSION and _has_plain_fields(content) else None
 
 
-def _read_matmul(stored: Mapping[str, Any]) -> MatmulFigures:
-    points = tuple((int(n), _checked(bandwidth)) for n, bandwidth in stored["read_bandwidth"])
-    sizes = [n for n, _ in points]
-    if not sizes or sizes != sorted(set(sizes)):
-        raise ValueError("working sets do not ascend")
-    return MatmulFigures(points, _checked(stored["flops"]))
+def _has_plain_fields(content: Mapping[str, Any]) -> bool:
+    types = {"device": str, "threads": int, "source": str, "thorough": bool}
+    plain = all(type(content[name]) is kind for name, kind in types.items())
+    return plain and 0 <= content["spread"] < _LARGEST_FIGURE
+
+
+def _read_stream(stored: Mapping[str, Any]) -> StreamFigures:
+    by_rows = tuple((_checked(rows), _read_points(sets)) for rows, sets in stored["by_rows"])
+    _check_ascending([rows for rows, _ in by_rows])
+    if not all(sets for _, sets in by_rows):
+        raise ValueError("no working set")
+    return StreamFigures(by_rows)
+
+
+def _read_points(stored: Sequence[Any]) -> Points:
+    points = tuple((_checked(where), _checked(seconds)) for where, seconds in stored)
+    if points:
+        _check_ascending([where for where, _ in points])
+    return points
+
+
+def _check_ascending(values: list[float]) -> None:
+    if not values or values != sorted(set(values)):
+        raise ValueError("points do not ascend")
 
 
 def _checked(figure: Any) -> float:

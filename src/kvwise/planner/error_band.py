@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from kvwise.hardware.run_log import Correction
+
 Ratios = tuple[float, float]
 
 _VALIDATED_ON: Final = "H100 SXM5"
@@ -32,6 +34,10 @@ _DENSE: Final = ErrorBand((0.85, 1.5), (0.7, 6.0), (0.87, 1.12), f"{_POINTS}, de
 _EXPERTS: Final = ErrorBand((0.7, 2.0), (0.6, 7.0), (0.66, 1.6), f"{_POINTS}, mixtures of experts")
 # bandwidth: 0.55 to 0.8 in sources for other devices, and 0.67 in the middle
 _OTHER_DEVICE: Final = (0.82, 1.22)
+# On a measured machine: what is left beside noise (benchmarks/prediction.py), and so many middle halves for 80 %.
+_MODEL_ERROR: Final = 0.12
+_SPREADS: Final = 2.0
+_LEAST_ERROR: Final = 0.05
 
 
 def datasheet_band(device_name: str, *, has_experts: bool) -> ErrorBand:
@@ -44,3 +50,21 @@ def datasheet_band(device_name: str, *, has_experts: bool) -> ErrorBand:
         (ratios[0] * low, ratios[1] * high) for ratios in (band.ttft, band.loaded_ttft, band.tpot)
     )
     return ErrorBand(ttft, loaded_ttft, tpot, f"{band.source}; widened for a device without any")
+
+
+def measured_band(spread: float, prefill: Correction, decode: Correction) -> ErrorBand:
+    """For a machine whose repetitions spread so far, and whose runs were so far from their predictions."""
+    each_way = max(_MODEL_ERROR, _SPREADS * spread)
+    apart = (1 / (1 + each_way), 1 + each_way)
+    ttft, tpot = (_runs_band(correction, apart) for correction in (prefill, decode))
+    told = f"repetitions of the probe spread {spread:.0%}"
+    if prefill.is_known or decode.is_known:
+        told += f"; {max(prefill.runs, decode.runs)} runs were {max(prefill.error, decode.error):.0%} off in the middle"
+    return ErrorBand(ttft, ttft, tpot, told)
+
+
+def _runs_band(correction: Correction, apart: Ratios) -> Ratios:
+    """What runs took decides where there were enough of them; a few alike are no proof of a narrow band."""
+    if not correction.is_known:
+        return apart
+    return min(correction.low, 1 / (1 + _LEAST_ERROR)), max(correction.high, 1 + _LEAST_ERROR)

@@ -1,82 +1,160 @@
 """Measures this machine with the backend's own ops on small synthetic programs, and keeps the result in the cache.
 
-Zeros serve as weights: no kernel's speed depends on values. Each figure is the median of a few repetitions: what
-the machine does, not what it can do at its best. A few kinds take about a second; kinds of matmul are measured when
-a model first needs them. Where steps are slow, fewer rows and repetitions tell as much.
+    streams   matmuls of a kind, by rows and working set; attention of a kind, by queries per KV head and working set
+    rows      ops on rows, by kind and bytes
+    fixed     an op, a pass over the threads, a step, a request, a logit
+
+A few points of a kind take about a second and are measured when a model first needs them; `kvwise probe` measures all,
+in several rounds: machines are not the same from second to second, and what the rounds differ by is told.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import platform
 import statistics
-import time
-from collections.abc import Callable, Collection
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kvwise.backends import BACKENDS
 from kvwise.backends.native.backend import ISA_VARIABLE
-from kvwise.backends.protocol import Backend, LoadedProgram, LoadOptions
+from kvwise.backends.price.price import GLU, ROW_KINDS, queries_per_position
+from kvwise.backends.protocol import Backend
 from kvwise.checkpoint.bundled import cache_dir
-from kvwise.engine.engine import Engine
-from kvwise.engine.executor import ProgramExecutor
 from kvwise.errors import BackendError, NotMeasured
-from kvwise.hardware.profile import DeviceProfile, MatmulFigures, load_profile, profile_path, save_profile
+from kvwise.hardware.profile import (
+    DeviceProfile,
+    StreamFigures,
+    interpolated,
+    load_profile,
+    profile_path,
+    save_profile,
+)
 from kvwise.ledger.host import read_host_memory
-from kvwise.program.builder import ProgramBuilder
-from kvwise.program.cost import OpCost, cost_of
+from kvwise.planner.probe_bench import (
+    CONTEXT,
+    HIDDEN,
+    INTERMEDIATE,
+    MANY_ROWS,
+    ROW_OPS,
+    Bench,
+    attention_program,
+    logits_program,
+    matmul_program,
+    rows_program,
+)
 from kvwise.program.ir import Attention, Program
-from kvwise.spec.dtypes import TENSOR_TYPES, TensorType
-from kvwise.spec.kv import KV_TYPES, KVCacheSpec
-from kvwise.spec.model import Activation, AttentionSpec, NormSpec
-from kvwise.spec.request import Request, SamplingParams
-from kvwise.spec.shape import StepLimits, StepShape
-from kvwise.spec.weights import StoredRows
+from kvwise.spec.dtypes import TENSOR_TYPES
+from kvwise.spec.shape import StepShape
 from kvwise.units import format_bytes
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+SOURCE: Final = "measured on this machine by kvwise's own kernels"
+PASS_TYPE: Final = "q8_0"  # of the matrices that a pass and the engine's loop are measured with
+LARGE_PAIRS: Final = 6  # of INTERMEDIATE x HIDDEN: more than caches hold
+SMALL: Final = 512  # rows and columns of small matrices, as many bytes of them
+SMALL_PAIRS: Final = LARGE_PAIRS * INTERMEDIATE * HIDDEN // (SMALL * SMALL)
+SLOW_S: Final = 0.3  # a step that takes longer is the last of its kind: more rows take as many times longer
+HIDES_READING: Final = 64  # rows: multiplying them takes so long that where weights come from does not show,
+HIDES_BYTES: Final = 24 << 20  # so that larger working sets need no measuring
+DISTURBED: Final = 0.15  # rounds that differ by more than this were not alone on the machine
+ROWS_OF_OPS: Final = (4, 64, MANY_ROWS)  # of HIDDEN elements: on one thread, on all, beyond a core's cache
+ENGINE_REQUESTS: Final = 8
+MANY_QUERIES_PER_KV: Final = 4
+_WIDE_VOCAB: Final = 2**15
 
-    from kvwise.spec.batch import StepBatch
-
-HIDDEN: Final = 1024
-INTERMEDIATE: Final = 4096
-MANY_ROWS: Final = 256
-CONTEXT: Final = 2048
-FEW_ROWS: Final = 16
-REPETITIONS: Final = 5
-PASS_KIND: Final = "q8_0*q8"  # the cost of a pass is what this kind's small matrices take longer than its large ones
-SLOW_S: Final = 0.05  # a step that takes longer is measured by itself: noise is small beside it
-# In a core's cache, in a shared cache, at its edge, in memory: the caches of the machines that we know lie between.
-WORKING_SETS: Final = (4 << 20, 16 << 20, 48 << 20, 160 << 20)
-NEEDED_BYTES: Final = 2 * WORKING_SETS[-1]  # the weights, and as much again for everything beside them
+Report = Callable[[str, float], None]  # (what is measured now, the share that is done)
+Key = tuple[str, float, float]  # what, rows, and bytes: of the working set or of an op
 
 
-def machine_profile(backend: str, threads: int, kinds: Collection[str]) -> DeviceProfile:
-    """This machine's profile for `backend`, from the cache, with what is missing measured now.
+@dataclass(frozen=True, slots=True)
+class Points:
+    """Where a stream is measured, and how often. working_sets: bytes; in a core's cache, in a shared one, at its edge,
+    in memory. kv_layers: of CONTEXT tokens, read again and again; queries: tokens of one request, at
+    MANY_QUERIES_PER_KV heads."""
 
-    Raises NotMeasured where there is too little memory to measure with.
+    rows: tuple[int, ...]
+    working_sets: tuple[int, ...]
+    kv_layers: tuple[int, ...]
+    queries_per_kv: tuple[int, ...]
+    queries: tuple[int, ...]
+    rounds: int
+
+
+FEW: Final = Points((1, 8, 64), (16 << 20, 128 << 20), (4, 32), (1, 4), (64,), 1)
+ALL: Final = Points(
+    (1, 2, 4, 8, 16, 32, 64, 256),
+    (4 << 20, 16 << 20, 32 << 20, 64 << 20, 128 << 20),
+    (1, 4, 32),
+    (1, 2, 4, 8),
+    (16, 64, 256),
+    3,
+)
+NEEDED_BYTES: Final = 2 * ALL.working_sets[-1]  # the weights, and as much again for everything beside them
+
+
+def machine_profile(backend: str, threads: int, kinds: Collection[str], *, measure: bool = True) -> DeviceProfile:
+    """This machine's profile for `backend`, from the cache, with what is missing measured now, at a few points.
+
+    kinds: of streams, as a profile names them. Raises NotMeasured where there is too little memory to measure with, or
+    no kernel for a kind; without `measure` where one is missing.
     """
-    path = profile_path(cache_dir(), f"{backend}-{_machine_key()}", threads)
-    known = load_profile(path)
-    missing = [kind for kind in kinds if known is None or kind not in known.matmuls]
+    known = load_profile(machine_profile_path(backend, threads))
+    missing = [kind for kind in kinds if known is None or kind not in known.streams]
     if known is not None and not missing:
         return known
+    if not measure:
+        raise NotMeasured("not measured on this machine", action="`kvwise probe` does")
+    return probe_machine(backend, threads, missing, known=known, points=FEW).profile
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """A profile, and by how much the rounds differed, as a share, by what was measured."""
+
+    profile: DeviceProfile
+    spreads: Mapping[str, float]
+
+    @property
+    def disturbed(self) -> tuple[str, ...]:
+        """What others on the machine seem to have disturbed."""
+        return tuple(what for what, spread in self.spreads.items() if spread > DISTURBED)
+
+
+def probe_machine(
+    backend: str,
+    threads: int,
+    kinds: Collection[str],
+    *,
+    known: DeviceProfile | None = None,
+    points: Points = ALL,
+    report: Report | None = None,
+) -> ProbeResult:
+    """Measure `kinds` and, without a `known` profile to add them to, everything else; and keep the profile.
+
+    Raises NotMeasured as machine_profile.
+    """
     available = read_host_memory().available_bytes
     if available < NEEDED_BYTES:
         raise NotMeasured(f"not measured: that takes {format_bytes(NEEDED_BYTES)}, of {format_bytes(available)} free")
     try:
-        profile = _probe(BACKENDS[backend], threads, missing, known)
+        result = _probe(BACKENDS[backend], threads, kinds, known, points, report)
     except (BackendError, MemoryError) as problem:
         raise NotMeasured(f"not measured: {problem}") from None
     with suppress(OSError):  # a cache that can't be written costs the next run a second, nothing else
-        save_profile(path, profile)
-    return profile
+        save_profile(machine_profile_path(backend, threads), result.profile)
+    return result
+
+
+def machine_profile_path(backend: str, threads: int) -> Path:
+    """Where this machine's profile is kept."""
+    return profile_path(cache_dir(), f"{backend}-{_machine_key()}", threads)
 
 
 def _cpu_facts() -> dict[str, str]:
@@ -97,244 +175,171 @@ def _machine_key() -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
 
-def _probe(backend: Backend, threads: int, kinds: Collection[str], known: DeviceProfile | None) -> DeviceProfile:
-    profile = known or _probe_fixed(backend, threads)
-    measured = {kind: _probe_matmuls(backend, threads, kind) for kind in kinds}
-    return replace(profile, matmuls={**profile.matmuls, **measured})
-
-
-def _probe_matmuls(backend: Backend, threads: int, kind: str) -> MatmulFigures:
-    name, _, q8 = kind.partition("*")
-    weight_type = TENSOR_TYPES[name]
-    pair_bytes = 2 * INTERMEDIATE * weight_type.row_bytes(HIDDEN)
-    points = []
-    flops = 0.0
-    for pairs in sorted({max(1, round(size / pair_bytes)) for size in WORKING_SETS}):
-        with _Bench(backend, _matmul_program(pairs), weight_type, threads, q8=bool(q8)) as bench:
-            cost = bench.cost(StepShape.prefill(1))
-            points.append((cost.weight_bytes, cost.weight_bytes / bench.seconds(1, 1)))
-            flops = flops or bench.flops_per_second(MANY_ROWS)
-    return MatmulFigures(tuple(points), flops)
-
-
-def _probe_fixed(backend: Backend, threads: int) -> DeviceProfile:
-    """Everything but matmuls."""
-    f32 = TENSOR_TYPES["f32"]
-    with _Bench(backend, _elementwise_program(), f32, threads) as bench:
-        op_seconds = bench.seconds(1, 1) / len(bench.program.ops)
-        cost = bench.cost(StepShape.prefill(MANY_ROWS))
-        elementwise = cost.activation_bytes / bench.seconds(MANY_ROWS, MANY_ROWS)
-        step_seconds = bench.engine_overhead()
-    program = _attention_program()
-    layers = sum(isinstance(op, Attention) for op in program.ops)
-    with _Bench(backend, program, f32, threads) as bench:
-        bench.fill()
-        kv_bytes = bench.cost(StepShape.decode(CONTEXT)).kv_read_bytes
-        one = max(bench.seconds(1, CONTEXT) - layers * op_seconds, 1e-9)
-        attention_flops = bench.flops_per_second(CONTEXT)
-    matmul = _probe_matmuls(backend, threads, PASS_KIND)
-    return DeviceProfile(
-        device=_cpu_facts().get("model name", platform.machine()),
-        threads=threads,
-        source="measured on this machine by kvwise's own kernels",
-        attention_bandwidth=kv_bytes / one,
-        attention_flops=attention_flops,
-        elementwise_bandwidth=elementwise,
-        op_seconds=op_seconds,
-        step_seconds=step_seconds,
-        matmuls={PASS_KIND: matmul},
-        pass_seconds=_probe_pass(backend, threads, matmul, op_seconds),
+def _probe(
+    backend: Backend,
+    threads: int,
+    kinds: Collection[str],
+    known: DeviceProfile | None,
+    points: Points,
+    report: Report | None,
+) -> ProbeResult:
+    samples = _Samples(backend, threads, points)
+    tasks: list[tuple[str, Callable[[], None]]] = []
+    if known is None:
+        tasks += [("ops on rows", samples.rows), ("the engine", samples.engine), ("passes", samples.passes)]
+    tasks += [(kind, partial(samples.stream, kind)) for kind in kinds]
+    total = points.rounds * len(tasks)
+    for done in range(total):
+        what, task = tasks[done % len(tasks)]
+        if report is not None:
+            report(what, done / total)
+        task()
+    profile = known or samples.fixed()
+    streams = {**profile.streams, **{kind: samples.figures(kind) for kind in kinds}}
+    spreads = samples.spreads()
+    spread = statistics.median(spreads.values()) if spreads else 0.0
+    thorough = points is ALL or profile.thorough
+    return ProbeResult(
+        replace(profile, streams=streams, spread=max(profile.spread, spread), thorough=thorough), spreads
     )
 
 
-def _probe_pass(backend: Backend, threads: int, matmul: MatmulFigures, op_seconds: float) -> float:
-    """What it costs that the threads begin and end a matmul: small matrices from memory, less what large ones take."""
-    weight_type = TENSOR_TYPES[PASS_KIND.partition("*")[0]]
-    pairs = WORKING_SETS[-1] // (2 * HIDDEN * weight_type.row_bytes(HIDDEN))
-    with _Bench(backend, _matmul_program(pairs, HIDDEN), weight_type, threads, q8=True) as bench:
-        read_bytes = bench.cost(StepShape.prefill(1)).weight_bytes
-        spent = bench.seconds(1, 1) - read_bytes / matmul.bandwidth(read_bytes) - op_seconds * len(bench.program.ops)
-    return max(spent / (2 * pairs), 1e-9)
+@dataclass(slots=True)
+class _Samples:
+    """Seconds by what was measured, one for each round and, in `apart`, how far its repetitions were apart."""
 
+    backend: Backend
+    threads: int
+    points: Points
+    seconds: dict[Key, list[float]] = field(default_factory=lambda: defaultdict(list))
+    apart: dict[Key, list[float]] = field(default_factory=lambda: defaultdict(list))
 
-# Synthetic programs
+    # Measuring
 
+    def stream(self, kind: str) -> None:
+        if kind.startswith("kv "):
+            self._attention(kind)
+        else:
+            self._matmuls(kind)
 
-def _matmul_program(pairs: int, intermediate: int = INTERMEDIATE) -> Program:
-    b = ProgramBuilder()
-    x = b.embed("x", "embed.weight", 16, HIDDEN)
-    for i in range(pairs):
-        h = b.matmul(f"h{i}", x, f"layers.{i}.mlp.up.weight", intermediate)
-        x = b.matmul(f"x{i}", h, f"layers.{i}.mlp.down.weight", HIDDEN)
-    return _finished(b, x)
+    def rows(self) -> None:
+        for kind in sorted({*ROW_KINDS.values(), GLU}):
+            with self._bench(rows_program(kind)) as bench:
+                for n in (1, *ROWS_OF_OPS):
+                    moved = bench.cost(StepShape.prefill(n)).activation_bytes / ROW_OPS
+                    self._clock(bench, (kind, n, moved), n, n, 1 / ROW_OPS)
 
+    def engine(self) -> None:
+        for what, width, requests in (
+            ("step", HIDDEN, 1), ("requests", HIDDEN, ENGINE_REQUESTS), ("logits", _WIDE_VOCAB, 1),
+        ):  # fmt: skip
+            with self._bench(logits_program(LARGE_PAIRS, width), PASS_TYPE, q8=True) as bench:
+                self.seconds[what, requests, width].append(bench.engine_overhead(requests))
 
-def _elementwise_program() -> Program:
-    b = ProgramBuilder()
-    x = b.embed("x", "embed.weight", 16, HIDDEN)
-    for i in range(32):
-        h = b.rms_norm(f"n{i}", x, "final_norm.weight", NormSpec(1e-6))
-        h = b.glu(f"g{i}", h, x, Activation.SILU)
-        x = b.add(f"x{i}", x, h)
-    return _finished(b, x)
+    def passes(self) -> None:
+        """As many bytes from memory in small matrices and in large ones, one program after the other: idle threads
+        spin for a while, and would disturb the other program's."""
+        for what, pairs, hidden, inner in (
+            ("passes", SMALL_PAIRS, SMALL, SMALL), ("bytes", LARGE_PAIRS, HIDDEN, INTERMEDIATE)
+        ):  # fmt: skip
+            with self._bench(matmul_program(pairs, hidden, inner), PASS_TYPE, q8=True) as bench:
+                self._clock(bench, (what, 2 * pairs, 0), 1, 1, 1.0)
 
+    def _matmuls(self, kind: str) -> None:
+        name, _, q8 = kind.partition("*")
+        pair_bytes = 2 * INTERMEDIATE * TENSOR_TYPES[name].row_bytes(HIDDEN)
+        slow = math.inf
+        for pairs in sorted({max(1, round(size / pair_bytes)) for size in self.points.working_sets}):
+            with self._bench(matmul_program(pairs), name, q8=bool(q8)) as bench:
+                read = bench.cost(StepShape.prefill(1)).weight_bytes
+                for rows in self.points.rows:
+                    if rows >= slow or (rows >= HIDES_READING and read > HIDES_BYTES):
+                        break
+                    seconds = self._clock(bench, (kind, rows, read), rows, rows, 1 / read)
+                    slow = rows if seconds > SLOW_S and rows > 1 else slow
 
-def _attention_program() -> Program:
-    heads = AttentionSpec(num_q_heads=16, num_kv_heads=4, head_dim=64, scale=0.125, rope=None)
-    b = ProgramBuilder()
-    q = b.embed("q", "embed.weight", 16, heads.q_width)
-    k = b.embed("k", "kv.weight", 16, heads.kv_width)
-    for i in range(6):
-        q = b.attention(f"a{i}", q, k, k, heads)
-    return _finished(b, q)
+    def _attention(self, kind: str) -> None:
+        _, kv_type, _, width = kind.split()
+        for layers in self.points.kv_layers:
+            for per_kv in self.points.queries_per_kv:
+                many = self.points.queries
+                if layers != self.points.kv_layers[0] or per_kv != MANY_QUERIES_PER_KV:
+                    many = ()
+                program = attention_program(layers, per_kv, int(width))
+                with self._bench(program, kv_type=kv_type) as bench:
+                    bench.fill()
+                    for queries in (1, *many):
+                        self._attend(bench, kind, queries)
 
+    def _attend(self, bench: Bench, kind: str, queries: int) -> None:
+        cost = bench.cost(StepShape((queries,), (CONTEXT,), 1))
+        op = next(op for op in bench.program.ops if isinstance(op, Attention))
+        rows = round(queries_per_position(op, cost, bench.kv))
+        moved = cost.kv_read_bytes + cost.kv_write_bytes
+        self._clock(bench, (kind, rows, moved), queries, CONTEXT, 1 / moved)
 
-def _finished(b: ProgramBuilder, x: str) -> Program:
-    """Ends in logits of one row; a program without attention gets the smallest one, because a pool must exist."""
-    program = b.build(b.gather_rows("out", x))
-    if program.kv_layers:
-        return program
-    tiny = AttentionSpec(num_q_heads=1, num_kv_heads=1, head_dim=16, scale=1.0, rope=None)
-    t = b.embed("t", "tiny.weight", 16, tiny.q_width)
-    b.attention("t_out", t, t, t, tiny)
-    return b.build("out")
+    def _clock(self, bench: Bench, key: Key, num_tokens: int, context: int, share: float) -> float:
+        clocked = bench.timing(num_tokens, context)
+        self.seconds[key].append(clocked.seconds * share)
+        self.apart[key].append(clocked.spread)
+        return clocked.seconds
 
+    def _bench(self, program: Program, weight_type: str = "f32", *, q8: bool = False, kv_type: str = "f16") -> Bench:
+        return Bench(self.backend, program, TENSOR_TYPES[weight_type], self.threads, q8=q8, kv_type=kv_type)
 
-@dataclass(frozen=True, slots=True)
-class _Zeros:
-    """A weight of zeros, and its own source."""
+    # What follows from it
 
-    name: str
-    shape: tuple[int, ...]
-    type: TensorType
+    def fixed(self) -> DeviceProfile:
+        """Everything but streams."""
+        middle = {key: statistics.median(values) for key, values in self.seconds.items()}
+        kinds = sorted({*ROW_KINDS.values(), GLU})
+        alone = {kind: next(s for (what, n, _), s in middle.items() if what == kind and n == 1) for kind in kinds}
+        rows = {
+            kind: tuple(
+                (moved, max(seconds - alone[kind], 1e-12))
+                for (what, n, moved), seconds in sorted(middle.items())
+                if what == kind and n > 1
+            )
+            for kind in kinds
+        }
+        op_s = statistics.median(alone.values())
+        passes_s = middle["passes", 2 * SMALL_PAIRS, 0] - middle["bytes", 2 * LARGE_PAIRS, 0]
+        step_s = middle["step", 1, HIDDEN]
+        requests_s = middle["requests", ENGINE_REQUESTS, HIDDEN] - step_s
+        logits_s = middle["logits", 1, _WIDE_VOCAB] - step_s
+        return DeviceProfile(
+            device=_cpu_facts().get("model name", platform.machine()),
+            threads=self.threads,
+            source=SOURCE,
+            rows=rows,
+            op_seconds=op_s,
+            pass_seconds=max(passes_s / (2 * SMALL_PAIRS - 2 * LARGE_PAIRS) - 2 * op_s, 1e-9),
+            step_seconds=step_s,
+            request_seconds=max(requests_s / (ENGINE_REQUESTS - 1), 1e-9),
+            logit_seconds=max(logits_s / (_WIDE_VOCAB - HIDDEN), 1e-14),
+        )
 
-    @property
-    def nbytes(self) -> int:
-        rows = self.shape[0] if len(self.shape) > 1 else 1
-        return rows * self.type.row_bytes(self.shape[-1])
+    def figures(self, kind: str) -> StreamFigures:
+        """What was disturbed was slow: fewer rows of a smaller set never take longer per byte than more of a larger."""
+        found: dict[float, list[tuple[float, float]]] = defaultdict(list)
+        for (what, rows, size), values in self.seconds.items():
+            if what == kind:
+                found[rows].append((size, statistics.median(values)))
+        by_rows: list[tuple[float, tuple[tuple[float, float], ...]]] = []
+        above: tuple[tuple[float, float], ...] = ()
+        for rows in sorted(found, reverse=True):
+            least, points = math.inf, []
+            for size, seconds in sorted(found[rows], reverse=True):
+                least = min(least, seconds, interpolated(above, size) if above else math.inf)
+                points.append((size, least))
+            above = tuple(reversed(points))
+            by_rows.append((rows, above))
+        return StreamFigures(tuple(reversed(by_rows)))
 
-
-class _ZeroSource:
-    """Zeros without end, as a file. A context manager."""
-
-    def __init__(self, program: Program, types: dict[str, TensorType]) -> None:
-        self.tensors = {w.name: _Zeros(w.name, w.shape, types[w.name]) for w in program.weights.values()}
-
-    def read(self, name: str) -> NDArray[np.uint8]:
-        import numpy as np
-
-        tensor = self.tensors[name]
-        rows = tensor.shape[0] if len(tensor.shape) > 1 else 1
-        return np.zeros((rows, tensor.nbytes // rows), np.uint8)
-
-    def locate(self, name: str) -> StoredRows:
-        return StoredRows(self.tensors[name].type, self._zeros.fileno(), 0)
-
-    def __enter__(self) -> _ZeroSource:
-        self._zeros = open("/dev/zero", "rb")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._zeros.close()
-
-
-class _Bench:
-    """A synthetic program, loaded; matrices of `weight_type`, everything else float32. A context manager."""
-
-    def __init__(
-        self, backend: Backend, program: Program, weight_type: TensorType, threads: int, *, q8: bool = False
-    ) -> None:
-        types = {name: weight_type if name.startswith("layers.") else TENSOR_TYPES["f32"] for name in program.weights}
-        self.kv = KVCacheSpec(program.kv_layers, KV_TYPES["f16"])
-        self.program = backend.lower(program, types) if q8 else program
-        self._weight_bytes = backend.weight_bytes(self.program, types)
-        limits = StepLimits(MANY_ROWS, 1, MANY_ROWS // self.kv.block_tokens, CONTEXT)
-        self._options = LoadOptions(CONTEXT // self.kv.block_tokens, limits, threads)
-        with _ZeroSource(self.program, types) as source:
-            self._loaded: LoadedProgram = backend.load(self.program, source, self.kv, self._options)
-
-    def cost(self, shape: StepShape) -> OpCost:
-        return cost_of(self.program, shape, self.kv, self._weight_bytes.__getitem__).total
-
-    def seconds(self, num_tokens: int, context: int) -> float:
-        """The median of a few steps of `num_tokens` tokens that end at `context`."""
-        batch = _batch(num_tokens, context, self._options.num_blocks)
-        first = _timed(lambda: self._loaded.run(batch))
-        if first > SLOW_S:
-            return first
-        return statistics.median(_timed(lambda: self._loaded.run(batch)) for _ in range(REPETITIONS))
-
-    def flops_per_second(self, context: int) -> float:
-        """FLOP/s of a step of many rows that end at `context`."""
-        rows, seconds = FEW_ROWS, self.seconds(FEW_ROWS, context)
-        if seconds < SLOW_S:
-            rows, seconds = MANY_ROWS, self.seconds(MANY_ROWS, context)
-        return self.cost(StepShape((rows,), (context,), 1)).flops / seconds
-
-    def fill(self) -> None:
-        """Write all K and V, so that later reads touch real memory. Each block is a request: little to attend to."""
-        size, step = self.kv.block_tokens, self._options.limits.max_requests
-        for first in range(0, self._options.num_blocks, step):
-            self._loaded.run(_blocks_batch(range(first, first + step), size))
-
-    def engine_overhead(self) -> float:
-        """Seconds that the engine's loop adds to a decode step of a small program: the median step."""
-        limits = replace(self._options.limits, max_requests=1)
-        engine = Engine(ProgramExecutor(self._loaded), self.kv, self._options.num_blocks, limits, vocab=16)
-        engine.add_request(Request("probe", (1,), SamplingParams(max_tokens=33)))
-        extra = []
-        while engine.has_work:
-            start = time.perf_counter()
-            report = engine.step()
-            extra.append(time.perf_counter() - start - report.measured_s)
-        return sorted(extra)[len(extra) // 2]
-
-    def __enter__(self) -> _Bench:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._loaded.close()
-
-
-def _timed(run: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
-
-
-def _blocks_batch(blocks: range, block_tokens: int) -> StepBatch:
-    """All tokens of each block, as the whole of a request."""
-    import numpy as np
-
-    from kvwise.spec.batch import StepBatch
-
-    num_tokens = len(blocks) * block_tokens
-    return StepBatch(
-        token_ids=np.ones(num_tokens, np.int32),
-        positions=np.tile(np.arange(block_tokens, dtype=np.int32), len(blocks)),
-        slot_mapping=np.arange(blocks.start * block_tokens, blocks.stop * block_tokens, dtype=np.int32),
-        query_starts=np.arange(0, num_tokens + 1, block_tokens, dtype=np.int32),
-        context_lens=np.full(len(blocks), block_tokens, np.int32),
-        block_tables=np.array(blocks, np.int32)[:, None],
-        logits_rows=np.array([num_tokens - 1], np.int32),
-        block_copies=np.zeros((0, 2), np.int32),
-    )
-
-
-def _batch(num_tokens: int, context: int, num_blocks: int) -> StepBatch:
-    """Tokens [context - num_tokens, context) of one request whose blocks are 0, 1, 2, ..."""
-    import numpy as np
-
-    from kvwise.spec.batch import StepBatch
-
-    positions = np.arange(context - num_tokens, context, dtype=np.int32)
-    return StepBatch(
-        token_ids=np.ones(num_tokens, np.int32),
-        positions=positions,
-        slot_mapping=positions,
-        query_starts=np.array([0, num_tokens], np.int32),
-        context_lens=np.array([context], np.int32),
-        block_tables=np.arange(num_blocks, dtype=np.int32)[None],
-        logits_rows=np.array([num_tokens - 1], np.int32),
-        block_copies=np.zeros((0, 2), np.int32),
-    )
+    def spreads(self) -> dict[str, float]:
+        """By what was measured, in the middle of its points: how far rounds differ, or repetitions of the only one."""
+        by_what: dict[str, list[float]] = defaultdict(list)
+        for key, values in self.seconds.items():
+            rounds = (max(values) - min(values)) / statistics.median(values)
+            by_what[key[0]].append(rounds if len(values) > 1 else max(self.apart.get(key, [0.0])))
+        return {what: statistics.median(shares) for what, shares in by_what.items()}

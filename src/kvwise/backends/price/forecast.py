@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvwise.backends.price.price import Pricer
+from kvwise.backends.price.step import StepPricer
 from kvwise.spec.shape import StepShape
 
 
@@ -28,19 +28,19 @@ class ResponseForecast:
 
 
 def forecast_response(
-    pricer: Pricer, prompt_tokens: int, output_tokens: int, *, step_tokens: int, cached_tokens: int = 0
+    pricer: StepPricer, prompt_tokens: int, output_tokens: int, *, step_tokens: int, cached_tokens: int = 0
 ) -> ResponseForecast:
     """Pure. Raises NotMeasured when the profile lacks a figure that the program needs."""
     ttft_s = 0.0
     for start in range(cached_tokens, prompt_tokens, step_tokens):
         computed = min(step_tokens, prompt_tokens - start)
         last = start + computed == prompt_tokens
-        ttft_s += pricer.price(StepShape((computed,), (start + computed,), int(last))).predicted_seconds
+        ttft_s += pricer.seconds(StepShape((computed,), (start + computed,), int(last)))
     tpot_s = None
     if output_tokens > 1:
         # Decode cost is linear in the context but for the roofline's corners: the ends and the middle give its mean.
         first, last_context = prompt_tokens + 1, prompt_tokens + output_tokens - 1
         contexts = (first, (first + last_context) // 2, last_context)
-        a, b, c = (pricer.price(StepShape.decode(n)).predicted_seconds for n in contexts)
+        a, b, c = (pricer.seconds(StepShape.decode(n)) for n in contexts)
         tpot_s = (a + 4 * b + c) / 6
     return ResponseForecast(prompt_tokens, cached_tokens, output_tokens, ttft_s, tpot_s)

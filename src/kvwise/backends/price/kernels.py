@@ -8,8 +8,8 @@ after it. Equal kernels of different layers are one `Kernel` with a count. Knows
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 
 from kvwise.program.collective import AllGather, AllReduce, Receive, Send
@@ -75,17 +75,26 @@ def kernel_kind(op: Op) -> KernelKind:
     return KernelKind.ROWS
 
 
-def kernels_of(
-    program: Program, weight_key: Callable[[str], tuple[str, int]], *, norms_heads_apart: bool = False
-) -> tuple[Kernel, ...]:
+Numbered = list[tuple[int, Op]]  # ops with their places in the program
+WeightKey = Callable[[str], tuple[str, int]]  # a weight's type and bytes
+
+
+def kernels_of(program: Program, weight_key: WeightKey, *, norms_heads_apart: bool = False) -> tuple[Kernel, ...]:
     """The program's kernels, equal ones counted. Pure.
 
     weight_key(name): the weight's type and bytes. norms_heads_apart: norms over heads join no other op.
     """
+    return count_kernels(program, _groups(program, weight_key, norms_heads_apart), weight_key)
+
+
+def count_kernels(
+    program: Program, groups: Sequence[tuple[KernelKind, Numbered]], weight_key: WeightKey
+) -> tuple[Kernel, ...]:
+    """One Kernel for each kind of group, with how many there are. Pure."""
     used_after = _last_reads(program)
     found: dict[object, Kernel] = {}
     counts: Counter[object] = Counter()
-    for kind, numbered in _groups(program, weight_key, norms_heads_apart):
+    for kind, numbered in groups:
         ops = tuple(op for _, op in numbered)
         inside = {op.out for op in ops}
         last = numbered[-1][0]
@@ -96,18 +105,13 @@ def kernels_of(
         key = (kind, kernel.read_widths, kernel.written_widths, *(_signature(program, op, weight_key) for op in ops))
         found.setdefault(key, kernel)
         counts[key] += 1
-    return tuple(Kernel(k.kind, k.ops, counts[key], k.read_widths, k.written_widths) for key, k in found.items())
+    return tuple(replace(kernel, count=counts[key]) for key, kernel in found.items())
 
 
-_Numbered = list[tuple[int, Op]]
-
-
-def _groups(
-    program: Program, weight_key: Callable[[str], tuple[str, int]], norms_heads_apart: bool
-) -> list[tuple[KernelKind, _Numbered]]:
+def _groups(program: Program, weight_key: WeightKey, norms_heads_apart: bool) -> list[tuple[KernelKind, Numbered]]:
     """In program order; a product that joins an earlier one, because it reads the same, is computed with it."""
-    groups: list[tuple[KernelKind, _Numbered]] = []
-    products: dict[object, _Numbered] = {}
+    groups: list[tuple[KernelKind, Numbered]] = []
+    products: dict[object, Numbered] = {}
     for number, op in enumerate(program.ops):
         kind = kernel_kind(op)
         if isinstance(op, MatMul):
@@ -146,7 +150,7 @@ def _widths(program: Program, slots: Mapping[str, None] | list[str]) -> tuple[in
     return tokens, sum(program.slots[s].width for s in slots) - tokens
 
 
-def _signature(program: Program, op: Op, weight_key: Callable[[str], tuple[str, int]]) -> tuple[object, ...]:
+def _signature(program: Program, op: Op, weight_key: WeightKey) -> tuple[object, ...]:
     """All of an op that its cost depends on: names of slots and weights are replaced by what they are."""
     parts: list[object] = [type(op), program.slots[op.out].width, program.slots[op.out].rows]
     names = {*op.reads, *op.weights, op.out}

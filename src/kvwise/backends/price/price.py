@@ -1,44 +1,69 @@
-"""Seconds of a step before it runs: each op is bound by the bytes it moves or by its arithmetic, plus fixed costs.
+"""Seconds of a step before it runs, on a machine that was measured: its time per byte, by rows and working set.
 
-    matmul      max(weight bytes / bandwidth[kind](working set), FLOPs / flops[kind]) + op_seconds
+    matmul      weight bytes x seconds per byte for so many rows, + op_seconds
     experts     likewise, with the bytes that are expected to be read
-    attention   max(KV bytes / attention bandwidth, FLOPs / attention arithmetic) + op_seconds; a latent's projections
-                and an index are counted with it
-    recurrence  max(state bytes / elementwise bandwidth, FLOPs / attention arithmetic) + op_seconds
-    the rest    activation bytes / elementwise bandwidth + op_seconds
+    attention   KV bytes x seconds per byte for so many queries per KV head, by request, + op_seconds; a latent's
+                projections and an index are counted with it
+    the rest    activation and state bytes x seconds per byte of such ops on rows, + op_seconds
+    a step      the sum of these, pass_seconds for each run of matmuls, attention, or run of ops on many rows (all
+                threads are sent to work together), step_seconds, and request_seconds and logit_seconds
 
-The working set of a step is all it reads: weights and KV. Roofline: Williams et al., CACM 52(4), 2009.
+The working set of a step is all it reads: weights and KV. Seconds per byte are measured with the arithmetic that goes
+with them (planner/probe.py), so that no peak and no efficiency is assumed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
 
+from kvwise.backends.price.kernels import Kernel, KernelKind, Numbered, count_kernels, kernel_kind
+from kvwise.backends.price.step import PartPrice, StepPrice, by_tokens, join_by_kind
 from kvwise.hardware.profile import DeviceProfile
-from kvwise.program.cost import OpCost, cost_of
-from kvwise.program.ir import Attention, MatMul, Op, Program, SlotType
-from kvwise.program.special import BorrowedAttention, DeltaRule, Experts, Index, LatentAttention, StateSpace
+from kvwise.program.collective import TakeShard
+from kvwise.program.cost import OpCost, op_cost
+from kvwise.program.ir import (
+    Add,
+    Attention,
+    Embed,
+    GatherRows,
+    MatMul,
+    Op,
+    Program,
+    Quantize,
+    RmsNorm,
+    Rope,
+    Rows,
+    SlotType,
+)
+from kvwise.program.special import (
+    BorrowedAttention,
+    Experts,
+    GroupRmsNorm,
+    Index,
+    LatentAttention,
+    LayerNorm,
+    PlainRmsNorm,
+    Positions,
+)
 from kvwise.spec.dtypes import TensorType
 from kvwise.spec.kv import KVCacheSpec
 from kvwise.spec.shape import StepShape
 
-
-@dataclass(frozen=True, slots=True)
-class OpPrice:
-    """`bound` says which limit holds: 'memory' or 'arithmetic'."""
-
-    op: Op
-    cost: OpCost
-    seconds: float
-    bound: str
-
-
-@dataclass(frozen=True, slots=True)
-class StepPrice:
-    ops: tuple[OpPrice, ...]
-    predicted_seconds: float
-    cost: OpCost
+_Costs = list[tuple[Kernel, list[tuple[Op, OpCost]]]]
+AttentionOp = Attention | BorrowedAttention | LatentAttention | Index
+_THREADED: Final = (KernelKind.MATMUL, KernelKind.EXPERTS, KernelKind.ATTENTION)
+_KEPT_SIZES: Final = 4096
+# Which op on rows each of them is like, by what it does to an element. A profile's keys; not here: as slow as any.
+NORM, ADD, ROPE, QUANTIZE, GLU = "norm", "add", "rope", "quantize", "glu"
+ROW_KINDS: Final[Mapping[type[Op], str]] = {
+    RmsNorm: NORM, PlainRmsNorm: NORM, GroupRmsNorm: NORM, LayerNorm: NORM, Rope: ROPE, Quantize: QUANTIZE,
+    Add: ADD, Embed: ADD, Positions: ADD, GatherRows: ADD, TakeShard: ADD,
+}  # fmt: skip
+# From so many bytes on the native backend shares ops on rows out among the threads (kInlineBytes in model_run.cpp).
+SHARED_BYTES: Final = 48 * 1024
 
 
 def matmul_kind(program: Program, op: MatMul | Experts, types: Mapping[str, TensorType]) -> str:
@@ -47,44 +72,169 @@ def matmul_kind(program: Program, op: MatMul | Experts, types: Mapping[str, Tens
     return f"{name}*q8" if program.slots[op.x].type is SlotType.Q8 else name
 
 
-@dataclass(frozen=True, slots=True)
+def attention_kind(op: AttentionOp, kv: KVCacheSpec) -> str:
+    """Which reading of K and V an attention is: their type and a head's width. A profile's key."""
+    return f"kv {kv.kv_type.name} x {kv.layers[op.layer].k_dim}"
+
+
+def stream_kinds(program: Program, types: Mapping[str, TensorType], kv: KVCacheSpec) -> list[str]:
+    """What a profile must know of to price `program`."""
+    matmuls = {matmul_kind(program, op, types) for op in program.ops if isinstance(op, (MatMul, Experts))}
+    return sorted(matmuls) + sorted({attention_kind(op, kv) for op in program.ops if isinstance(op, AttentionOp)})
+
+
+def queries_per_position(op: AttentionOp, cost: OpCost, kv: KVCacheSpec) -> float:
+    """Queries that each position of a KV head meets, in the mean of what is read: from FLOPs per KV byte."""
+    kept = kv.layers[op.layer]
+    width = kept.k_dim + kept.v_dim
+    return cost.flops / max(1, cost.kv_read_bytes) * kv.kv_type.row_bytes(width) / (2 * width)
+
+
+@dataclass(frozen=True)
 class Pricer:
-    """Prices steps of one lowered program. `weight_bytes` and `types` are as the backend holds and reads them."""
+    """Prices steps of one lowered program; a StepPricer. `weight_bytes`, `types`: as the backend holds and reads them.
+
+    Methods raise NotMeasured when the profile lacks a figure that the program needs.
+    """
 
     program: Program
     kv: KVCacheSpec
     weight_bytes: Mapping[str, int]
     types: Mapping[str, TensorType]
     profile: DeviceProfile
+    _regions: tuple[Kernel, ...] = field(init=False, repr=False)
+    _costs: dict[tuple[int, int], _Costs] = field(init=False, repr=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_regions", count_kernels(self.program, _regions(self.program), self._weight_key))
 
     def price(self, shape: StepShape) -> StepPrice:
-        """Pure. Raises NotMeasured when the profile lacks a figure that this program needs."""
-        cost = cost_of(self.program, shape, self.kv, self.weight_bytes.__getitem__)
-        working_set = cost.total.weight_bytes + cost.total.kv_read_bytes
-        ops: list[OpPrice] = []
-        for op, op_cost in cost.ops:
-            joins = isinstance(op, MatMul) and bool(ops) and isinstance(ops[-1].op, MatMul)
-            ops.append(self._price_op(op, op_cost, working_set, joins_pass=joins))
-        seconds = self.profile.figure("step_seconds") + sum(p.seconds for p in ops)
-        return StepPrice(tuple(ops), seconds, cost.total)
+        attention = [(r, self._cost(r, shape)) for r in self._regions if r.kind is KernelKind.ATTENTION]
+        rest = self._sized(shape)
+        read = sum(region.count * cost.kv_read_bytes for region, cost in attention)
+        read += sum(region.count * cost.weight_bytes for region, costs in rest for _, cost in costs)
+        working_set = _rounded(read)
+        parts = [self._priced(region, costs, shape, working_set) for region, costs in rest]
+        parts += [self._attended(region, cost, shape, working_set) for region, cost in attention]
+        joined = join_by_kind(parts)
+        overhead_s = self._overhead_s(shape)
+        seconds = sum(part.seconds for part in joined) + overhead_s
+        return StepPrice(joined, overhead_s, seconds, sum((part.cost for part in joined), OpCost()))
 
-    def _price_op(self, op: Op, cost: OpCost, working_set: int, *, joins_pass: bool) -> OpPrice:
+    def seconds(self, shape: StepShape) -> float:
+        return self.price(shape).predicted_seconds
+
+    def _weight_key(self, name: str) -> tuple[str, int]:
+        return self.types[name].name, self.weight_bytes[name]
+
+    def _op_cost(self, op: Op, shape: StepShape) -> OpCost:
+        return op_cost(self.program, op, shape, self.kv, self.weight_bytes.__getitem__)
+
+    def _cost(self, region: Kernel, shape: StepShape) -> OpCost:
+        return self._op_cost(region.ops[0], shape)
+
+    def _sized(self, shape: StepShape) -> _Costs:
+        """Costs of all but attention: they depend on a step's size alone, and are kept."""
+        size = (shape.num_tokens, shape.num_logits_rows)
+        if size not in self._costs:
+            if len(self._costs) >= _KEPT_SIZES:
+                self._costs.clear()
+            self._costs[size] = [
+                (region, [(op, self._op_cost(op, shape)) for op in region.ops])
+                for region in self._regions
+                if region.kind is not KernelKind.ATTENTION
+            ]
+        return self._costs[size]
+
+    def _priced(
+        self, region: Kernel, costs: Sequence[tuple[Op, OpCost]], shape: StepShape, working_set: float
+    ) -> PartPrice:
+        memory_s = arithmetic_s = moving_s = 0.0
+        for op, cost in costs:
+            if isinstance(op, (MatMul, Experts)):
+                figures = self.profile.stream(matmul_kind(self.program, op, self.types))
+                rows = self._rows(op, shape)
+                memory_s += cost.weight_bytes * figures.seconds_per_byte(1, working_set)
+                arithmetic_s += cost.weight_bytes * figures.seconds_per_byte(rows, 0)
+                moving_s += cost.weight_bytes * figures.seconds_per_byte(rows, working_set)
+            else:
+                moved = cost.activation_bytes + cost.state_bytes + cost.weight_bytes
+                seconds = self.profile.row_seconds(ROW_KINDS.get(type(op), GLU), moved)
+                memory_s += seconds
+                moving_s += seconds
+        total = sum((cost for _, cost in costs), OpCost())
+        shared = region.kind in _THREADED or total.activation_bytes > SHARED_BYTES * 2
+        return self._part(region, total, memory_s, arithmetic_s, moving_s, shared=shared)
+
+    def _rows(self, op: MatMul | Experts, shape: StepShape) -> float:
+        """Rows that each weight is multiplied with; of experts, in the mean of those that are read."""
+        rows = shape.num_tokens if self.program.slots[op.x].rows is Rows.TOKENS else shape.num_logits_rows
+        if isinstance(op, MatMul):
+            return rows
+        experts = self.program.weights[op.up].shape[0]
+        return max(1.0, rows * op.top_k / experts)
+
+    def _attended(self, region: Kernel, cost: OpCost, shape: StepShape, working_set: float) -> PartPrice:
+        op = region.ops[0]
+        assert isinstance(op, AttentionOp)
+        figures = self.profile.stream(attention_kind(op, self.kv))
+        memory_s = arithmetic_s = moving_s = 0.0
+        for group in by_tokens(shape):
+            its = cost if group is shape else self._cost(region, group)
+            moved = its.kv_read_bytes + its.kv_write_bytes + its.weight_bytes
+            queries = queries_per_position(op, its, self.kv)
+            memory_s += moved * figures.seconds_per_byte(1, working_set)
+            arithmetic_s += moved * figures.seconds_per_byte(queries, 0)
+            moving_s += moved * figures.seconds_per_byte(queries, working_set)
+        return self._part(region, cost, memory_s, arithmetic_s, moving_s, shared=True)
+
+    def _part(
+        self,
+        region: Kernel,
+        cost: OpCost,
+        memory_s: float,
+        arithmetic_s: float,
+        moving_s: float,
+        *,
+        shared: bool,
+    ) -> PartPrice:
+        """shared: among the threads."""
+        n = region.count
+        fixed_s = self.profile.figure("op_seconds") * len(region.ops)
+        fixed_s += self.profile.figure("pass_seconds") if shared else 0.0
+        seconds = moving_s + fixed_s
+        return PartPrice(region.kind, n, cost.times(n), n * memory_s, n * arithmetic_s, n * fixed_s, n * seconds)
+
+    def _overhead_s(self, shape: StepShape) -> float:
         profile = self.profile
-        arithmetic_s = 0.0
-        fixed_s = profile.figure("op_seconds") + (0.0 if joins_pass else profile.figure("pass_seconds"))
-        if isinstance(op, (MatMul, Experts)):
-            figures = profile.matmul(matmul_kind(self.program, op, self.types))
-            memory_s = cost.weight_bytes / figures.bandwidth(working_set)
-            arithmetic_s = cost.flops / figures.flops
-        elif isinstance(op, (Attention, BorrowedAttention, LatentAttention, Index)):
-            moved = cost.kv_read_bytes + cost.kv_write_bytes + cost.weight_bytes
-            memory_s = moved / profile.figure("attention_bandwidth")
-            arithmetic_s = cost.flops / profile.figure("attention_flops")
-        elif isinstance(op, (DeltaRule, StateSpace)):
-            memory_s = (cost.state_bytes + cost.activation_bytes) / profile.figure("elementwise_bandwidth")
-            arithmetic_s = cost.flops / profile.figure("attention_flops")
+        logits = shape.num_logits_rows * self.program.slots[self.program.output].width
+        return (
+            profile.figure("step_seconds")
+            + profile.figure("request_seconds") * (len(shape.queries) - 1)
+            + profile.figure("logit_seconds") * logits
+        )
+
+
+def _rounded(working_set: float) -> float:
+    """To a quarter of an octave, so that prices of decodes lie on lines while contexts grow within it."""
+    return 0.0 if working_set <= 1 else float(2 ** (round(4 * math.log2(working_set)) / 4))
+
+
+def _regions(program: Program) -> list[tuple[KernelKind, Numbered]]:
+    """Runs of matmuls, and of ops on rows, are each one pass over the threads."""
+    groups: list[tuple[KernelKind, Numbered]] = []
+    for number, op in enumerate(program.ops):
+        kind = kernel_kind(op)
+        before = groups[-1] if groups else None
+        if before is not None and _one_pass(before, kind, op):
+            before[1].append((number, op))
         else:
-            memory_s = (cost.activation_bytes + cost.weight_bytes) / profile.figure("elementwise_bandwidth")
-            fixed_s = profile.figure("op_seconds")  # few rows are not worth a pass, many hide it
-        bound = "arithmetic" if arithmetic_s > memory_s else "memory"
-        return OpPrice(op, cost, max(memory_s, arithmetic_s) + fixed_s, bound)
+            groups.append((kind, [(number, op)]))
+    return groups
+
+
+def _one_pass(before: tuple[KernelKind, Numbered], kind: KernelKind, op: Op) -> bool:
+    """Neighbours on rows; neighbouring matmuls of which none waits for another."""
+    if before[0] is not kind or kind not in (KernelKind.MATMUL, KernelKind.ROWS):
+        return False
+    return kind is KernelKind.ROWS or not {other.out for _, other in before[1]} & set(op.reads)

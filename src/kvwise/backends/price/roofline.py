@@ -8,8 +8,7 @@ arithmetic, and one does not hide the other. Roofline: Williams et al., CACM 52(
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -17,7 +16,7 @@ from kvwise.backends.price.efficiency import EXPECTED, Efficiency
 from kvwise.backends.price.engines import EngineTiming
 from kvwise.backends.price.kernel_time import KernelClock, KernelTime
 from kvwise.backends.price.kernels import Kernel, KernelKind, kernels_of
-from kvwise.backends.price.step import PartPrice, StepPrice
+from kvwise.backends.price.step import PartPrice, StepPrice, by_tokens, join_by_kind
 from kvwise.hardware.devices import Placement
 from kvwise.program.collective import AllGather, AllReduce, Send
 from kvwise.program.cost import OpCost, op_cost
@@ -85,14 +84,14 @@ class RooflinePricer:
     def price(self, shape: StepShape) -> StepPrice:
         parts = list(self._sized(shape)[0])
         parts += [self._priced(stage, kernel, shape) for stage, kernel in self._kernels if kernel.kind in _BY_REQUEST]
-        joined = _joined_by_kind(parts)
+        joined = join_by_kind(parts)
         busy_s = sum(part.seconds for part in joined)
         overhead_s = self._overhead_s(shape, busy_s)
         return StepPrice(joined, overhead_s, busy_s + overhead_s, sum((p.cost for p in joined), OpCost()))
 
     def seconds(self, shape: StepShape) -> float:
         busy_s = self._sized(shape)[1]
-        groups = tuple(_by_tokens(shape))
+        groups = tuple(by_tokens(shape))
         for stage, kernel in self._kernels:
             if kernel.kind in _BY_REQUEST:
                 times = (self._time(stage, kernel, group)[1].seconds for group in groups)
@@ -104,7 +103,7 @@ class RooflinePricer:
         size = (shape.num_tokens, shape.num_logits_rows)
         if size not in self._by_size:
             rest = [(stage, kernel) for stage, kernel in self._kernels if kernel.kind not in _BY_REQUEST]
-            parts = _joined_by_kind([self._priced(stage, kernel, shape) for stage, kernel in rest])
+            parts = join_by_kind([self._priced(stage, kernel, shape) for stage, kernel in rest])
             if len(self._by_size) >= _KEPT_SIZES:
                 self._by_size.clear()
             self._by_size[size] = parts, sum(part.seconds for part in parts)
@@ -115,7 +114,7 @@ class RooflinePricer:
         return max(0.0, launched_s - busy_s) + self.engine.step_s + self.engine.request_s * len(shape.queries)
 
     def _priced(self, stage: Stage, kernel: Kernel, shape: StepShape) -> PartPrice:
-        groups = _by_tokens(shape) if kernel.kind in _BY_REQUEST else (shape,)
+        groups = by_tokens(shape) if kernel.kind in _BY_REQUEST else (shape,)
         priced = [self._time(stage, kernel, group) for group in groups]
         n, start_s = kernel.count, self._start_s(kernel)
         cost = sum((cost for cost, _ in priced), OpCost())
@@ -152,34 +151,3 @@ class RooflinePricer:
         if kernel.kind is KernelKind.COLLECTIVE:  # waiting for what the stage before sent
             return cost, KernelTime(0.0, 0.0, 0.0, 0.0)
         return cost, clock.rows(cost, elements)
-
-
-def _by_tokens(shape: StepShape) -> Iterator[StepShape]:
-    """Requests that compute one token, and those that compute several."""
-    if len(shape.queries) == shape.num_tokens:
-        yield shape
-        return
-    for wanted in (False, True):
-        pairs = [(q, n) for q, n in zip(shape.queries, shape.contexts, strict=True) if (q > 1) is wanted]
-        if pairs:
-            queries, contexts = zip(*pairs, strict=True)
-            yield StepShape(queries, contexts, len(pairs))
-
-
-def _joined_by_kind(parts: Sequence[PartPrice]) -> tuple[PartPrice, ...]:
-    by_kind: dict[KernelKind, list[PartPrice]] = defaultdict(list)
-    for part in parts:
-        by_kind[part.kind].append(part)
-    return tuple(_join(kind, by_kind[kind]) for kind in KernelKind if kind in by_kind)
-
-
-def _join(kind: KernelKind, parts: Sequence[PartPrice]) -> PartPrice:
-    return PartPrice(
-        kind,
-        sum(p.count for p in parts),
-        sum((p.cost for p in parts), OpCost()),
-        sum(p.memory_s for p in parts),
-        sum(p.arithmetic_s for p in parts),
-        sum(p.fixed_s for p in parts),
-        sum(p.seconds for p in parts),
-    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -52,6 +54,38 @@ class StepPrice:
         for part in self.parts:
             seconds[part.bound] += part.seconds
         return max(seconds, key=seconds.__getitem__)
+
+
+def join_by_kind(parts: Iterable[PartPrice]) -> tuple[PartPrice, ...]:
+    """One part for each class, in the order of the classes."""
+    by_kind: dict[KernelKind, list[PartPrice]] = defaultdict(list)
+    for part in parts:
+        by_kind[part.kind].append(part)
+    return tuple(_joined(kind, by_kind[kind]) for kind in KernelKind if kind in by_kind)
+
+
+def _joined(kind: KernelKind, parts: Sequence[PartPrice]) -> PartPrice:
+    return PartPrice(
+        kind,
+        sum(p.count for p in parts),
+        sum((p.cost for p in parts), OpCost()),
+        sum(p.memory_s for p in parts),
+        sum(p.arithmetic_s for p in parts),
+        sum(p.fixed_s for p in parts),
+        sum(p.seconds for p in parts),
+    )
+
+
+def by_tokens(shape: StepShape) -> Iterator[StepShape]:
+    """Requests that compute one token, and those that compute several; `shape` itself where all compute one."""
+    if len(shape.queries) == shape.num_tokens:
+        yield shape
+        return
+    for several in (False, True):
+        pairs = [(q, n) for q, n in zip(shape.queries, shape.contexts, strict=True) if (q > 1) is several]
+        if pairs:
+            queries, contexts = zip(*pairs, strict=True)
+            yield StepShape(queries, contexts, len(pairs))
 
 
 class StepPricer(Protocol):
