@@ -102,7 +102,7 @@ def test_a_request_that_can_never_fit_is_refused_before_anything_is_loaded(
     kvwise: Kvwise, tiny: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvwise.engine.model.OpenedModel.load", lambda *_: pytest.fail("loaded"))
-    monkeypatch.setattr("kvwise.planner.probe.machine_profile", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr("kvwise.planner.probe.machine_profile", lambda *_, **__: pytest.fail("measured"))
     for command in ("run", "trace"):
         for wrong in (("x" * 2000, "-n", "5"), ("hello", "-n", "100000000000000")):
             result = kvwise(command, tiny, *wrong, "--raw")
@@ -130,7 +130,7 @@ def test_a_plan_that_does_not_fit_is_refused_before_the_machine_is_measured(
 ) -> None:
     crowded = HostMemory(2**30, (MemoryLimit("a test", 2**20),))
     monkeypatch.setattr("kvwise.engine.model.read_host_memory", lambda: crowded)
-    monkeypatch.setattr("kvwise.planner.probe.machine_profile", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr("kvwise.planner.probe.machine_profile", lambda *_, **__: pytest.fail("measured"))
     result = kvwise("run", tiny, "hello", *FAST)
     assert result.code == 3
     assert "a test" in result.err

@@ -31,7 +31,7 @@ def test_what_a_matmul_reads_is_converted_and_counted_to_the_byte(kind: str) -> 
         for name, weight in opened.program.weights.items():
             stays = weight.role is not Role.MATRIX
             assert opened.types[name].name == ("f16" if stays else kind), name
-        assert opened.matmul_kinds == [kind, f"{kind}*q8"]
+        assert opened.stream_kinds[:2] == [kind, f"{kind}*q8"]
 
 
 def test_a_tied_embedding_is_converted_and_one_of_its_own_is_not() -> None:

@@ -1,17 +1,49 @@
-"""Measuring the machine never fails a run: where it can't be done, the figures are not measured."""
+"""Measuring the machine never fails a run, keeps what it found, and is not misled by what was disturbed."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from kvwise.backends.price.price import GLU, ROW_KINDS
 from kvwise.backends.reference.backend import REFERENCE
 from kvwise.errors import BackendError, NotMeasured
-from kvwise.hardware.profile import DeviceProfile
+from kvwise.hardware.profile import DeviceProfile, load_profile
 from kvwise.ledger.host import HostMemory, MemoryLimit
-from kvwise.planner.probe import CONTEXT, FEW_ROWS, MANY_ROWS, NEEDED_BYTES, machine_profile
+from kvwise.planner import probe
+from kvwise.planner.probe import (
+    NEEDED_BYTES,
+    Points,
+    ProbeResult,
+    _Samples,
+    machine_profile,
+    machine_profile_path,
+    probe_machine,
+)
+from kvwise.planner.probe_bench import timing
+
+TINY = Points((1, 4), (1 << 10,), (1,), (1, 4), (16,), 2)
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch, cache_dir: Path) -> Path:
+    """A cache of its own, and measurements that take no time."""
+    for name, value in (("HIDDEN", 64), ("INTERMEDIATE", 128), ("SMALL", 32), ("SMALL_PAIRS", 4), ("LARGE_PAIRS", 1),
+                        ("ROWS_OF_OPS", (2, 16)), ("_WIDE_VOCAB", 256), ("CONTEXT", 64)):  # fmt: skip
+        monkeypatch.setattr(probe, name, value)
+        if name in ("HIDDEN", "INTERMEDIATE", "CONTEXT"):
+            monkeypatch.setattr(f"kvwise.planner.probe_bench.{name}", value)
+    monkeypatch.setattr("kvwise.planner.probe_bench.MANY_ROWS", 32)
+    monkeypatch.setattr("kvwise.planner.probe_bench.ROW_OPS", 2)
+    monkeypatch.setattr(probe, "ROW_OPS", 2)
+    monkeypatch.setattr(probe, "ENGINE_REQUESTS", 2)
+    monkeypatch.setattr(probe, "FEW", TINY)
+    return cache_dir
 
 
 def test_with_too_little_memory_nothing_is_allocated_to_measure(
@@ -20,7 +52,7 @@ def test_with_too_little_memory_nothing_is_allocated_to_measure(
     crowded = HostMemory(2**40, (MemoryLimit("a test", NEEDED_BYTES - 1),))
     monkeypatch.setattr("kvwise.planner.probe.read_host_memory", lambda: crowded)
     monkeypatch.setattr("kvwise.planner.probe._probe", lambda *_: pytest.fail("measured"))
-    with pytest.raises(NotMeasured, match="that takes 320 MiB"):
+    with pytest.raises(NotMeasured, match="that takes 256 MiB"):
         machine_profile("reference", 1, ["f32"])
     assert not cache_dir.exists()
 
@@ -38,28 +70,83 @@ def test_a_backend_that_cannot_be_measured_is_not(
     assert not cache_dir.exists()
 
 
-def test_slow_steps_are_measured_once_and_with_few_rows(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows: list[int] = []
-    run = type(REFERENCE).load
+def test_a_profile_holds_all_that_a_price_asks_for_and_is_kept(tiny: Path) -> None:
+    kinds = ["f32", "kv f16 x 16"]
+    profile = machine_profile("reference", 1, kinds)
+    assert set(profile.streams) == set(kinds)
+    assert set(profile.rows) == {*ROW_KINDS.values(), GLU}
+    for name in ("op_seconds", "pass_seconds", "step_seconds", "request_seconds", "logit_seconds"):
+        assert profile.figure(name) > 0
+    assert [rows for rows, _ in profile.streams["f32"].by_rows] == [1, 4]
+    assert load_profile(machine_profile_path("reference", 1)) == profile
 
-    def watched(*args: Any) -> Any:
-        loaded = run(*args)
-        compute = loaded.run
-        monkeypatch.setattr(loaded, "run", lambda batch: (rows.append(batch.num_tokens), compute(batch))[1])
-        return loaded
 
-    monkeypatch.setattr(type(REFERENCE), "load", watched)
-    monkeypatch.setattr("kvwise.planner.probe.SLOW_S", 0.0)
-    machine_profile("reference", 1, ["f32"])
-    timed = [n for n in rows if n not in (1, MANY_ROWS)]
-    assert timed == [FEW_ROWS] * 3  # two kinds of matmul, and attention
-    assert rows.count(MANY_ROWS) == 1 + CONTEXT // MANY_ROWS  # elementwise, and the cache is filled
+def test_what_is_known_is_not_measured_again_and_what_is_not_is_added(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = machine_profile("reference", 1, ["f32"])
+    monkeypatch.setattr(_Samples, "rows", lambda *_: pytest.fail("measured"))
+    both = machine_profile("reference", 1, ["f16"])
+    assert set(both.streams) == {"f32", "f16"}
+    assert both.streams["f32"] == first.streams["f32"]
+    monkeypatch.setattr(_Samples, "stream", lambda *_: pytest.fail("measured"))
+    assert machine_profile("reference", 1, ["f16", "f32"]) == both
+    with pytest.raises(NotMeasured, match="kvwise probe"):
+        machine_profile("reference", 1, ["q8_0"], measure=False)
+
+
+def test_a_probe_tells_what_it_measures_and_how_far_it_is(tiny: Path) -> None:
+    told: list[tuple[str, float]] = []
+    result = probe_machine("reference", 1, ["f32"], points=TINY, report=lambda what, share: told.append((what, share)))
+    assert {what for what, _ in told} >= {"ops on rows", "the engine", "passes", "f32"}
+    shares = [share for _, share in told]
+    assert shares == sorted(shares)
+    assert len(told) == TINY.rounds * 4
+    assert result.profile.spread >= 0
+
+
+def test_rounds_that_differ_are_told_by_name() -> None:
+    result = ProbeResult(DeviceProfile("m", 1, "s"), {"f32": 0.02, "q8_0": 0.4})
+    assert result.disturbed == ("q8_0",)
+
+
+@given(
+    st.dictionaries(st.tuples(st.integers(1, 64), st.integers(1, 6)), st.floats(1e-12, 1e-6), min_size=1, max_size=12)
+)
+def test_disturbed_points_never_make_less_work_slower(found: dict[tuple[int, int], float]) -> None:
+    samples = _Samples(REFERENCE, 1, TINY)
+    for (rows, size), seconds in found.items():
+        samples.seconds["f32", rows, 2.0**size].append(seconds)
+    figures = samples.figures("f32")
+    for _, sets in figures.by_rows:
+        seconds = [s for _, s in sets]
+        assert seconds == sorted(seconds)
+    for size in (1.0, 5.0, 64.0):
+        of_rows = [figures.seconds_per_byte(rows, size) for rows, _ in figures.by_rows]
+        assert all(few <= many * (1 + 1e-9) for few, many in pairwise(of_rows)) or len(found) > len(figures.by_rows)
+
+
+def test_slow_steps_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvwise.planner.probe_bench.ENOUGH_S", 0.0)
+    runs: list[int] = []
+    timing(lambda: runs.append(1))
+    assert len(runs) == 1
+
+
+def test_slow_kernels_are_not_measured_with_more_rows(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "SLOW_S", 0.0)
+    monkeypatch.setattr(probe, "FEW", Points((1, 2, 4, 8), (1 << 10, 1 << 17), (1,), (1,), (), 1))
+    profile = machine_profile("reference", 1, ["f32"])
+    assert [rows for rows, _ in profile.streams["f32"].by_rows] == [1, 2]
 
 
 def test_every_instruction_set_that_is_chosen_by_hand_has_its_own_profile(
     cache_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvwise.planner.probe._probe", lambda *_: DeviceProfile("a machine", 1, "a test"))
+    def probed(*_: Any) -> ProbeResult:
+        return ProbeResult(DeviceProfile("a machine", 1, "a test"), {})
+
+    monkeypatch.setattr("kvwise.planner.probe._probe", probed)
     for isa in ("", "scalar", " SCALAR ", "avx2"):
         monkeypatch.setenv("KVWISE_ISA", isa)
         machine_profile("native", 1, [])

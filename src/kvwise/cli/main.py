@@ -19,6 +19,7 @@ from kvwise.cli.chat import chat_command
 from kvwise.cli.devices import devices_command
 from kvwise.cli.models import models_command
 from kvwise.cli.plan import plan_command
+from kvwise.cli.probe import probe_command
 from kvwise.cli.run import run_command
 from kvwise.cli.simulate import simulate_command
 from kvwise.cli.study import study_command
@@ -37,6 +38,7 @@ app = typer.Typer(
 app.command("run")(run_command)
 app.command("chat")(chat_command)
 app.command("plan")(plan_command)
+app.command("probe")(probe_command)
 app.command("simulate")(simulate_command)
 app.command("trace")(trace_command)
 app.command("models")(models_command)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from kvwise.cli.latency_tables import bounds_lines, latency_table
 from kvwise.units import format_bytes, format_count
 
 if TYPE_CHECKING:
@@ -34,6 +35,10 @@ def render_plan(plan: Plan, console: Console) -> None:
     console.print(_kv(plan))
     if plan.alternatives:
         console.print(_alternatives(plan))
+    if plan.latency is not None:
+        console.print(latency_table(plan.latency))
+        for line in bounds_lines(plan.latency):
+            console.print(line)
     for note in plan.notes:
         console.print(f"note: {printable(note)}", style="dim")
 

@@ -19,14 +19,20 @@ if TYPE_CHECKING:
     from kvwise.hardware.profile import DeviceProfile, StreamFigures
     from kvwise.planner.probe import ProbeResult
 
+Models = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Argument(metavar="[MODEL]...", help="What it is for; default: the models that are here."),
+]
 # What most models that are here are made of, where none is named and none is here.
 _USUAL_KINDS: Final = ("q8_0", "q8_0*q8", "kv f16 x 64", "kv f16 x 128")
 _CACHED, _MEMORY = 0.0, 1e12  # working sets: of a core's cache, and larger than any
 
 
 def probe_command(
-    models: Annotated[Optional[list[str]], typer.Argument(metavar="[MODEL]...", help="What it is for; default: the models that are here.")] = None,  # noqa: E501, UP045
-    quick: Annotated[bool, typer.Option("--quick", help="A few points, once: a second for each kind of weights.")] = False,
+    models: Models = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A few points, once: a second for each kind of weights.")
+    ] = False,
     threads: o.Threads = None,
     kv_dtype: o.KvDtype = "f16",
     backend: o.BackendName = "native",
@@ -96,6 +102,8 @@ def probe_json(result: ProbeResult, took_s: float, path: str) -> dict[str, objec
 
 def print_profile(result: ProbeResult, took_s: float, path: str, console: Console) -> None:
     """The tables for people, and whether the measurement was disturbed."""
+    from kvwise.planner.probe import DISTURBED
+
     profile = result.profile
     console.print(f"{profile.device}, {profile.threads} threads", style="bold")
     console.print(_streams(profile, "kv ", wanted=False))
@@ -106,24 +114,23 @@ def print_profile(result: ProbeResult, took_s: float, path: str, console: Consol
         f"{_us(profile.step_seconds)}, each further request {_us(profile.request_seconds)}"
     )
     console.print(f"fixed: {fixed}")
-    console.print(f"measured in {took_s:.1f} s, rounds differed by {profile.spread:.0%}; kept in {path}", style="dim")
+    console.print(f"measured in {took_s:.1f} s, rounds within {profile.spread:.0%} of their middle; kept in {path}", style="dim")
     if result.disturbed:
         console.print(
-            f"disturbed: {', '.join(result.disturbed)} differed by more than others do; something else runs here, or "
-            "clocks change: measure again when it is quiet",
+            f"disturbed: {', '.join(result.disturbed)} differed by more than {DISTURBED:.0%} between rounds; something "
+            "else runs here, or clocks change: measure again when it is quiet",
             style="yellow",
         )
 
 
 def _streams(profile: DeviceProfile, prefix: str, *, wanted: bool) -> Table:
     """Matmuls, or attention: from cache and from memory for one row, then arithmetic by rows."""
-    from kvwise.cli.plan_tables import table
-
     chosen = {kind: s for kind, s in profile.streams.items() if kind.startswith(prefix) is wanted}
     rows = sorted({n for stream in chosen.values() for n, _ in stream.by_rows})
-    per = "queries per KV head" if wanted else "rows"
+    per = "queries" if wanted else "rows"
     title = "attention: K and V" if wanted else "matmuls: weights"
-    made = table(f"{title} read (GB/s), then multiplied (G per second) for {per}", "cache", "memory", *(f"{n:g}" for n in rows))
+    title = f"{title} read (GB/s), then multiplied (10^9 bytes x {per} per second)"
+    made = _table(title, "cache", "memory", *(f"{n:g} {per}" for n in rows))
     for kind, stream in sorted(chosen.items()):
         made.add_row(kind, _speed(stream, 1, _CACHED), _speed(stream, 1, _MEMORY), *_rates(stream, rows))
     return made
@@ -140,12 +147,19 @@ def _rates(stream: StreamFigures, rows: Sequence[float]) -> list[str]:
 
 
 def _rows(profile: DeviceProfile) -> Table:
-    from kvwise.cli.plan_tables import table
-
-    made = table("ops on rows (GB/s of activations)", "one thread", "all threads", "beyond a core's cache")
+    made = _table("ops on rows (GB/s of activations)", "one thread", "all threads", "beyond a core's cache")
     for kind, points in sorted(profile.rows.items()):
         made.add_row(kind, *(f"{1e-9 * moved / seconds:.0f}" for moved, seconds in points))
     return made
+
+
+def _table(title: str, *columns: str) -> Table:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for name in ("", *columns):
+        table.add_column(name, justify="right" if name else "left")
+    return table
 
 
 def _us(seconds: float | None) -> str:

@@ -46,6 +46,16 @@ class StreamFigures:
 
     by_rows: tuple[tuple[float, Points], ...]
 
+    def bandwidth(self, working_set_bytes: float) -> float:
+        """Bytes/s for one row."""
+        return 1 / self.seconds_per_byte(1, working_set_bytes)
+
+    @property
+    def multiplied_bytes_per_second(self) -> float:
+        """Bytes x rows per second for the most rows, from a cache: what arithmetic reaches."""
+        most = self.by_rows[-1][0]
+        return most / self.seconds_per_byte(most, 0)
+
     def seconds_per_byte(self, rows: float, working_set_bytes: float) -> float:
         points = [(n, interpolated(sets, working_set_bytes)) for n, sets in self.by_rows]
         most, seconds = points[-1]
@@ -59,8 +69,8 @@ class DeviceProfile:
     streams: by kind: matmuls such as "q8_0*q8" or "f16", attention such as "kv f16 x 64" (type, width of a head; rows
     are queries per KV head). rows: by kind of op on rows, (activation bytes, seconds beside op_seconds). Fixed:
     op_seconds; pass_seconds each time that all threads are sent to work and waited for; step_seconds; request_seconds
-    for each request of a step beyond the first, logit_seconds for each logit a token is chosen from. spread: of the
-    repetitions of a measurement, as a share, in the middle of all. thorough: measured at all points, not at a few.
+    for each request of a step beyond the first, logit_seconds for each logit a token is chosen from. spread: how far
+    repeated measurements are from their middle, as a share. thorough: measured at all points, not at a few.
     """
 
     device: str

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from kvwise.backends.price.engines import DEFAULT_ENGINE, ENGINES
-from kvwise.backends.price.price import Pricer, matmul_kind
+from kvwise.backends.price.price import Pricer, stream_kinds
 from kvwise.errors import DoesNotFit, NotMeasured, UsageError
 from kvwise.hardware.devices import Placement, parse_placement
 from kvwise.ledger.memory import MemoryPlan, choose_num_blocks, vary_plan
@@ -33,7 +33,6 @@ from kvwise.planner.simulation.simulate import EngineSetup, Progress, simulate
 from kvwise.planner.simulation.slo import Search, Slo, Verdict, find_highest_concurrency, find_highest_rate
 from kvwise.planner.sizes import StoredSizes
 from kvwise.planner.tables import check_tokens
-from kvwise.program.ir import MatMul
 from kvwise.spec.model import ModelSpec
 from kvwise.spec.shape import StepLimits, StepShape
 from kvwise.units import format_bytes
@@ -215,7 +214,7 @@ def _without_room(placed: PlacedPlan) -> DoesNotFit:
 def _deploy_here(
     planned: Plan, memory: MemoryPlan, placement: Placement, limits: StepLimits, prefix_cache: bool
 ) -> Deployment:
-    from kvwise.planner.probe import machine_profile
+    from kvwise.planner.machine import read_machine
 
     if isinstance(memory.backend, StoredSizes):
         raise NotMeasured(
@@ -224,11 +223,12 @@ def _deploy_here(
     memory = vary_plan(memory, options=replace(memory.options, limits=limits))
     num_blocks = choose_num_blocks(memory)
     program, types = memory.program, memory.types
-    kinds = {matmul_kind(program, op, types) for op in program.ops if isinstance(op, MatMul)}
-    profile = machine_profile(memory.backend.name, memory.options.threads, sorted(kinds))
-    pricer = Pricer(program, memory.kv, memory.backend.weight_bytes(program, types), types, profile)
+    machine = read_machine(memory.backend.name, memory.options.threads, stream_kinds(program, types, memory.kv))
+    pricer = machine.corrected(
+        Pricer(program, memory.kv, memory.backend.weight_bytes(program, types), types, machine.profile)
+    )
     setup = EngineSetup(
         num_blocks, limits, memory.kv.block_tokens, prefix_cache, kv_bytes_per_token=memory.kv.bytes_per_token
     )
-    times = PricedSteps(lambda shape: pricer.price(shape).predicted_seconds, Bends.of(program))
+    times = PricedSteps(pricer.seconds, Bends.of(program))
     return Deployment(planned, placement, "kvwise", setup, times)

@@ -6,12 +6,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvwise.backends.price.forecast import ResponseForecast, forecast_response
+from kvwise.backends.price.price import Pricer, stream_kinds
 from kvwise.backends.price.step import StepPrice, StepPricer
 from kvwise.engine.model import OpenedModel
+from kvwise.errors import NotMeasured
 from kvwise.hardware.profile import DeviceProfile
 from kvwise.hardware.run_log import DECODE, PREFILL, Correction, append_run, log_path, read_correction
+from kvwise.ledger.memory import MemoryPlan
 from kvwise.planner.error_band import ErrorBand, measured_band
+from kvwise.planner.latency import Latency, predict_latency
 from kvwise.planner.probe import machine_profile, machine_profile_path
+from kvwise.planner.sizes import StoredSizes
+from kvwise.planner.steady_state import Workload
 from kvwise.spec.shape import StepShape
 
 FEWEST_TOKENS = 8  # a prompt or an output of fewer says more of the clock than of the machine
@@ -77,6 +83,25 @@ def read_machine(backend: str, threads: int, kinds: list[str], *, measure: bool 
     profile = machine_profile(backend, threads, kinds, measure=measure)
     log = log_path(machine_profile_path(backend, threads))
     return Machine(profile, log, read_correction(log, PREFILL), read_correction(log, DECODE))
+
+
+def machine_latency(memory: MemoryPlan, work: Workload) -> Latency:
+    """On this machine, as far as it was measured before: nothing is measured now. Raises NotMeasured."""
+    program, types, kv, options = memory.program, memory.types, memory.kv, memory.options
+    if isinstance(memory.backend, StoredSizes):
+        raise NotMeasured("no backend here runs this model, so nothing says how long a step takes")
+    kinds = stream_kinds(program, types, kv)
+    machine = read_machine(memory.backend.name, options.threads, kinds, measure=False)
+    pricer = Pricer(program, kv, memory.backend.weight_bytes(program, types), types, machine.profile)
+    return predict_latency(
+        machine.corrected(pricer),
+        work,
+        machine=f"{machine.profile.device}, {options.threads} threads",
+        engine="kvwise",
+        step_tokens=options.limits.max_tokens,
+        band=machine.band,
+        turning=False,
+    )
 
 
 @dataclass(frozen=True, slots=True)

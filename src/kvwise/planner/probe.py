@@ -63,7 +63,7 @@ SMALL_PAIRS: Final = LARGE_PAIRS * INTERMEDIATE * HIDDEN // (SMALL * SMALL)
 SLOW_S: Final = 0.3  # a step that takes longer is the last of its kind: more rows take as many times longer
 HIDES_READING: Final = 64  # rows: multiplying them takes so long that where weights come from does not show,
 HIDES_BYTES: Final = 24 << 20  # so that larger working sets need no measuring
-DISTURBED: Final = 0.15  # rounds that differ by more than this were not alone on the machine
+DISTURBED: Final = 0.1  # rounds that are further than this from their middle were not alone on the machine
 ROWS_OF_OPS: Final = (4, 64, MANY_ROWS)  # of HIDDEN elements: on one thread, on all, beyond a core's cache
 ENGINE_REQUESTS: Final = 8
 MANY_QUERIES_PER_KV: Final = 4
@@ -116,7 +116,7 @@ def machine_profile(backend: str, threads: int, kinds: Collection[str], *, measu
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """A profile, and by how much the rounds differed, as a share, by what was measured."""
+    """A profile, and how far rounds were from their middle, as a share, by what was measured."""
 
     profile: DeviceProfile
     spreads: Mapping[str, float]
@@ -337,9 +337,9 @@ class _Samples:
         return StreamFigures(tuple(reversed(by_rows)))
 
     def spreads(self) -> dict[str, float]:
-        """By what was measured, in the middle of its points: how far rounds differ, or repetitions of the only one."""
+        """By what was measured, for the middle one of its points: half of what rounds, or the only one's runs, are apart."""
         by_what: dict[str, list[float]] = defaultdict(list)
         for key, values in self.seconds.items():
-            rounds = (max(values) - min(values)) / statistics.median(values)
-            by_what[key[0]].append(rounds if len(values) > 1 else max(self.apart.get(key, [0.0])))
+            rounds = (max(values) - min(values)) / 2 / statistics.median(values)
+            by_what[key[0]].append(rounds if len(values) > 1 else max(self.apart.get(key, [0.0])) / 2)
         return {what: statistics.median(shares) for what, shares in by_what.items()}

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvwise.backends.native.backend import NATIVE
-from kvwise.backends.price.price import Pricer, matmul_kind
+from kvwise.backends.price.price import Pricer, stream_kinds
 from kvwise.planner.probe import machine_profile
-from kvwise.program.ir import MatMul, Program
+from kvwise.program.ir import Program
 from kvwise.spec.dtypes import TensorType
 from kvwise.spec.kv import KVCacheSpec
 
 
 def native_pricer(program: Program, types: Mapping[str, TensorType], kv: KVCacheSpec, threads: int) -> Pricer:
     """A pricer of `program` as the native backend lowered it. Raises NotMeasured where this machine can't be probed."""
-    kinds = sorted({matmul_kind(program, op, types) for op in program.ops if isinstance(op, MatMul)})
-    profile = machine_profile(NATIVE.name, threads, kinds)
+    profile = machine_profile(NATIVE.name, threads, stream_kinds(program, types, kv))
     return Pricer(program, kv, NATIVE.weight_bytes(program, types), types, profile)

@@ -190,7 +190,11 @@ def _part(part: str, predicted: int, measured: int | None, tool: str) -> dict[st
 def _roof(served: Served, weight_bytes: int) -> dict[str, float] | None:
     """What this machine does with such weights: bytes/s for one row, FLOP/s for many."""
     try:
-        figures = served.pricer().profile.matmul(_KIND)
+        figures = served.pricer().profile.stream(_KIND)
     except NotMeasured:
         return None
-    return {"bytes_per_s": figures.bandwidth(weight_bytes), "flops_per_s": figures.flops}
+    flops_per_byte = 2 / _FLOAT_BYTES
+    return {
+        "bytes_per_s": figures.bandwidth(weight_bytes),
+        "flops_per_s": flops_per_byte * figures.multiplied_bytes_per_second,
+    }
