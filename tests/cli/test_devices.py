@@ -85,3 +85,13 @@ def test_what_is_on_this_disk_goes_before_the_catalogue(
     assert kvwise("plan", "gpt2", "--json").json["source"] == "safetensors"
     monkeypatch.chdir(tiny)
     assert kvwise("plan", "gpt2", "--json").json["source"] == "catalogue"
+
+
+def test_pictures_come_on_top_of_the_context(kvwise: Any) -> None:
+    figures = kvwise("plan", "qwen3-vl-8b", "--context", "1000", "--picture", "512x512", "--json").json
+    assert figures["context"] == 1258
+    assert "a picture of 512 x 512 is 258 tokens of the context" in figures["notes"]
+    for arguments in (("qwen3-vl-8b", "--picture", "512"), ("qwen3-8b", "--picture", "5x5")):
+        refused = kvwise("plan", *arguments)
+        assert refused.code == 2
+        assert "picture" in refused.err

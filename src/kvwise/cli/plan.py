@@ -23,6 +23,7 @@ def plan_command(
     model: Annotated[Optional[str], typer.Argument(help="A path or a name (see `kvwise models`).")] = None,  # noqa: UP045
     context: Annotated[Optional[int], typer.Option("--context", help="Tokens of each request.")] = None,  # noqa: UP045
     batch: Annotated[int, typer.Option("--batch", help="Requests at the same time.")] = 1,
+    picture: Annotated[Optional[list[str]], typer.Option(help="512x512, beside the text; repeatable.")] = None,  # noqa: UP045
     kv_dtype: o.KvDtype = "f16",
     weights: Annotated[Optional[str], typer.Option(help="Plan for weights of this type: q4_0, int8, bf16, ...")] = None,  # noqa: UP045
     params: Annotated[Optional[float], typer.Option(help="A shape instead of a model: parameters, 7e9.")] = None,  # noqa: UP045
@@ -46,10 +47,14 @@ def plan_command(
         ]
         if stray:
             raise UsageError(f"{stray[0]} beside a model", expected="a model or a shape")
+        pictures = [parse_picture("--picture", text) for text in picture or ()]
         result = plan(
-            model, context=context, batch=batch, kv_dtype=kv_dtype, weights=weights, memory_limit=limit, on=on
-        )
+            model, context=context, pictures=pictures, batch=batch, kv_dtype=kv_dtype, weights=weights,
+            memory_limit=limit, on=on,
+        )  # fmt: skip
     else:
+        if picture:
+            raise UsageError("--picture without a model")
         if params is None:
             raise UsageError(
                 "there is no model", expected="MODEL, or --params with --layers, --kv-heads and --head-dim"
@@ -84,3 +89,11 @@ def parse_bytes(option: str, text: str) -> int:
     if match is None or unit is None or float(match[1]) <= 0:
         raise UsageError(f"{option} is {text!r}", expected="a size such as 8GiB, 500MiB or 8GB")
     return int(float(match[1]) * unit)
+
+
+def parse_picture(option: str, text: str) -> tuple[int, int]:
+    """'512x384' as (width, height). Raises UsageError."""
+    match = re.fullmatch(r"\s*(\d{1,6})\s*[xX×]\s*(\d{1,6})\s*", text)
+    if match is None:
+        raise UsageError(f"{option} is {text!r}", expected="width and height in pixels, such as 512x384")
+    return int(match[1]), int(match[2])

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,13 +19,14 @@ from kvwise.backends import BACKENDS
 from kvwise.backends.price.engines import DEFAULT_ENGINE, ENGINES
 from kvwise.backends.protocol import Backend, LoadOptions
 from kvwise.backends.runnable import runs
-from kvwise.errors import BackendError, NotMeasured
+from kvwise.errors import BackendError, NotMeasured, UsageError
 from kvwise.hardware.devices import Placement, parse_placement
 from kvwise.ledger.host import HostMemory, read_cpu_budget, read_host_memory
 from kvwise.ledger.memory import MemoryPlan, plan_memory
 from kvwise.models import build_program
 from kvwise.planner.described import describe_model
 from kvwise.planner.latency import placed_latency
+from kvwise.planner.machine import machine_latency
 from kvwise.planner.placed import WeightBytes, plan_placed
 from kvwise.planner.plan import Alternative, Plan
 from kvwise.planner.policy import KVWISE, Policy
@@ -59,6 +60,7 @@ def plan(
     model: str | Path | Mapping[str, object] | ModelSpec,
     *,
     context: int | None = None,
+    pictures: Sequence[tuple[int, int]] = (),
     batch: int = 1,
     kv_dtype: str = "f16",
     weights: str | None = None,
@@ -74,16 +76,19 @@ def plan(
 
     model: a GGUF or safetensors file, a folder, a config.json, a name, a parsed config or a ModelSpec. For a name what
     is on this disk goes before the catalogue, and that before the hub. Quantized safetensors are counted as stored, on
-    the hub too, by their headers. context: tokens of each of `batch` requests; default: the engine's. weights: plan for
-    this type instead of the stored one. memory_limit: bytes to compare with instead of all that `host` (default: this
-    machine) or a device has. on: devices such as "h100:4", instead of this machine, on which `engine` (one of ENGINES)
-    serves it and whose memory `policy` divides; of each context the last `output_tokens` are put out (default: 256).
+    the hub too, by their headers. context: tokens of each of `batch` requests; default: the engine's. pictures: (width,
+    height) in pixels, whose tokens come on top. weights: plan for this type instead of the stored one. memory_limit:
+    bytes to compare with instead of all that `host` (default: this machine) or a device has. on: devices such as
+    "h100:4", instead of this machine, on which `engine` (one of ENGINES) serves it and whose memory `policy` divides;
+    of each context the last `output_tokens` are put out (default: 256).
     Raises UsageError, ModelNotFound, CheckpointError, SpecError or UnknownArchitecture.
     """
     described = describe_model(model)
     stored = described.stored if weights is None else None
     spec = described.spec
     context = check_tokens("context", min(spec.max_positions, DEFAULT_CONTEXT) if context is None else context)
+    seen = _picture_tokens(described.name, spec, pictures)
+    context += sum(seen)
     batch = check_tokens("batch", batch)
     memory_limit = check_memory_limit(memory_limit)
     kv = KVCacheSpec.of(spec, kv_dtype)
@@ -104,6 +109,11 @@ def plan(
             program, _weight_shares(program, types, stored), kv, placement, policy, context=context, batch=batch,
             memory_limit=memory_limit,
         )  # fmt: skip
+    if memory is not None:
+        try:
+            latency = machine_latency(memory, Workload(*split_context(context, output_tokens), batch))
+        except NotMeasured as problem:
+            unknown = (f"no latency: {problem}",)
     if placement is not None and placed is not None:
         work = Workload(*split_context(context, output_tokens), batch, max(1, placed.max_requests) * context)
         has_experts = any(weight.role is Role.EXPERTS for weight in program.weights.values())
@@ -128,7 +138,7 @@ def plan(
         memory_limit=memory_limit,
         memory=memory,
         spec=spec,
-        notes=(*_notes(spec, program, context, stored), *unknown),
+        notes=(*_notes(spec, program, context, stored), *unknown, *_picture_notes(pictures, seen)),
         active_parameters=program.num_active_parameters,
         embedding_parameters=program.num_embedding_parameters,
         stored=stored,
@@ -136,6 +146,18 @@ def plan(
         placed=placed,
         pricer=pricer,
     )
+
+
+def _picture_tokens(name: str, spec: ModelSpec, pictures: Sequence[tuple[int, int]]) -> tuple[int, ...]:
+    """Of each picture. Raises UsageError for a model of which that is not known."""
+    if pictures and spec.pictures is None:
+        raise UsageError(f"{name} takes no pictures, or how many tokens they are is not known")
+    return tuple(spec.pictures.num_tokens(width, height) for width, height in pictures) if spec.pictures else ()
+
+
+def _picture_notes(pictures: Sequence[tuple[int, int]], seen: Sequence[int]) -> list[str]:
+    sizes = dict.fromkeys(zip(pictures, seen, strict=True)) if seen else {}
+    return [f"a picture of {width} x {height} is {tokens:,} tokens of the context" for (width, height), tokens in sizes]
 
 
 def _weight_shares(program: Program, types: Mapping[str, TensorType], stored: StoredCount | None) -> WeightBytes:

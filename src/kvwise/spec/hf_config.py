@@ -6,6 +6,7 @@ One row for each model_type. Multimodal configs nest the language model's; those
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Final
 
 from kvwise.errors import SpecError, UnknownArchitecture
@@ -13,6 +14,7 @@ from kvwise.registry import Table
 from kvwise.spec.check import check_spec
 from kvwise.spec.fields import Fields, shown
 from kvwise.spec.model import ModelSpec
+from kvwise.spec.pictures import read_pictures
 
 Reader = Callable[[Fields, Fields, str], ModelSpec]  # (the language model's fields, the whole config's, its type)
 
@@ -78,7 +80,7 @@ def spec_from_config(config: Mapping[str, object]) -> ModelSpec:
     if not isinstance(config, Mapping):
         raise SpecError(f"the config is {shown(config)}", expected="a JSON object")
     top = Fields(config)
-    model_type = top.text("model_type")
+    model_type = whole_type = top.text("model_type")
     fields = top
     if model_type in _NESTED:
         text = top.mapping("text_config")
@@ -89,4 +91,6 @@ def spec_from_config(config: Mapping[str, object]) -> ModelSpec:
         raise UnknownArchitecture(
             f"unknown model_type {shown(model_type)}", expected=f"one of {', '.join(sorted(KNOWN_MODEL_TYPES))}"
         )
-    return check_spec(_READERS[model_type](fields, top, model_type))
+    spec = check_spec(_READERS[model_type](fields, top, model_type))
+    pictures = read_pictures(top, whole_type)
+    return spec if pictures is None else replace(spec, pictures=pictures)

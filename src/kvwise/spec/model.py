@@ -30,6 +30,7 @@ from kvwise.spec.layers import (
     QkNorm,
     VariedAttentionSpec,
 )
+from kvwise.spec.pictures import PictureSpec
 from kvwise.spec.rope import RopeScaling, RopeScalingKind, RopeSpec
 
 __all__ = [
@@ -100,7 +101,8 @@ class PerLayerInputSpec:
 class ModelSpec:
     """A decoder-only model. `family` names the row of kvwise.models.FAMILIES that writes its program.
 
-    learned_positions: rows of the table of positions that is added to the embeddings; 0: none.
+    learned_positions: rows of the table of positions that is added to the embeddings; 0: none. pictures: None where
+    it takes none, or how many tokens they are is not known.
     """
 
     family: str
@@ -118,6 +120,7 @@ class ModelSpec:
     residual: Residual = Residual.SEQUENTIAL
     per_layer_input: PerLayerInputSpec | None = None
     name: str = ""
+    pictures: PictureSpec | None = None
     source_dtype: str = "bf16"  # what the publisher stores weights as; the default for sizes from a config
     notes: tuple[str, ...] = field(default=())
 
