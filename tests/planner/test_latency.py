@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -147,8 +148,10 @@ def test_what_can_not_be_placed_is_bad_usage(asked: dict[str, Any]) -> None:
         kvwise.plan(LLAMA_8B, host=HOST, **asked)
 
 
-def test_without_a_device_nothing_is_said_of_latency_by_data_sheets() -> None:
-    assert kvwise.plan(LLAMA_8B, host=HOST).latency is None
+def test_without_a_device_and_a_measured_machine_nothing_is_said_of_latency(cache_dir: Path) -> None:
+    found = kvwise.plan(LLAMA_8B, host=HOST)
+    assert found.latency is None
+    assert any("kvwise probe" in note for note in found.notes)
 
 
 def test_the_band_scales_each_estimate() -> None:

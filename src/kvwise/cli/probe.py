@@ -23,8 +23,9 @@ Models = Annotated[
     Optional[list[str]],  # noqa: UP045
     typer.Argument(metavar="[MODEL]...", help="What it is for; default: the models that are here."),
 ]
-# What most models that are here are made of, where none is named and none is here.
-_USUAL_KINDS: Final = ("q8_0", "q8_0*q8", "kv f16 x 64", "kv f16 x 128")
+# What most models are made of, where none is named and none is here.
+_USUAL_MATMULS: Final = ("q8_0", "q8_0*q8")
+_USUAL_WIDTHS: Final = (64, 128)
 _CACHED, _MEMORY = 0.0, 1e12  # working sets: of a core's cache, and larger than any
 
 
@@ -39,10 +40,17 @@ def probe_command(
     as_json: o.Json = False,
 ) -> None:
     """Measure this machine: bandwidth by working set, arithmetic by rows, attention, fixed costs. Keeps a profile."""
+    from kvwise.backends import BACKENDS
     from kvwise.cli.output import people, print_json
     from kvwise.engine.model import Settings, usable_threads
+    from kvwise.errors import UsageError
     from kvwise.planner.probe import ALL, FEW, machine_profile_path, probe_machine
 
+    stored = BACKENDS[backend].kv_types
+    if kv_dtype not in stored:
+        raise UsageError(
+            f"the {backend} backend stores no K and V in {kv_dtype}", expected=f"one of {', '.join(stored)}"
+        )
     count = usable_threads(Settings(threads=threads))
     kinds = sorted(set(_kinds(models or [], backend, kv_dtype)))
     start = time.monotonic()
@@ -73,7 +81,8 @@ def _kinds(models: Sequence[str], backend: str, kv_dtype: str) -> Iterator[str]:
             if models:
                 raise
     if not found:
-        yield from _USUAL_KINDS
+        yield from _USUAL_MATMULS
+        yield from (f"kv {kv_dtype} x {width}" for width in _USUAL_WIDTHS)
 
 
 def _progress(console: Console, stack: ExitStack) -> Any:
@@ -114,7 +123,9 @@ def print_profile(result: ProbeResult, took_s: float, path: str, console: Consol
         f"{_us(profile.step_seconds)}, each further request {_us(profile.request_seconds)}"
     )
     console.print(f"fixed: {fixed}")
-    console.print(f"measured in {took_s:.1f} s, rounds within {profile.spread:.0%} of their middle; kept in {path}", style="dim")
+    console.print(
+        f"measured in {took_s:.1f} s, rounds within {profile.spread:.0%} of their middle; kept in {path}", style="dim"
+    )
     if result.disturbed:
         console.print(
             f"disturbed: {', '.join(result.disturbed)} differed by more than {DISTURBED:.0%} between rounds; something "
