@@ -14,6 +14,7 @@ from native.matrices import (
     Q8_TYPES,
     UNPACKED_TYPES,
     product,
+    q8_group,
     q8_rows,
     random_matrix,
     random_x,
@@ -42,7 +43,7 @@ def test_sums_of_codes_are_exact_integers(kind: str, isa: str) -> None:
         raw = random_matrix(kind, 33, inputs, rng)
         set_scales(kind, raw, lambda n: np.ones(n))
         codes = rng.integers(-127, 128, (5, inputs)).astype(np.int8)
-        out = product(kind, raw, inputs, q8_rows(codes, np.ones((5, inputs // 32), np.float32)), isa)
+        out = product(kind, raw, inputs, q8_rows(codes, np.ones((5, inputs // 32), np.float32), q8_group(kind)), isa)
         weight = dequantize(raw, stored_type(kind), np.float64)
         np.testing.assert_array_equal(out, codes.astype(np.float64) @ weight.T)
 
@@ -111,7 +112,7 @@ def test_all_instruction_sets_give_the_same_bits(kind: str) -> None:
 
 
 @isas
-@pytest.mark.parametrize("kind", ["f32", "q8_0", "q4_1", "q4_1+f32", "q6_k"])
+@pytest.mark.parametrize("kind", ["f32", "q8_0", "q8_0+q8x2", "q4_1", "q4_1+f32", "q6_k", "i8"])
 def test_any_start_of_the_arrays_is_fine_and_nothing_beyond_them_is_written(kind: str, isa: str) -> None:
     rng = np.random.default_rng(6)
     inputs, outputs, rows = 256, 21, 9

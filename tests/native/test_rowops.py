@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from kvwise.backends.native import _native
+from native.matrices import q8_rows
 from kvwise.program.ir import Q8_BLOCK, SlotType
 
 ISAS: list[str] = _native.isas()
@@ -90,33 +91,48 @@ def test_rms_norm_of_zeros_is_zero_and_works_in_place(isa: str) -> None:
 # ---- Quantize
 
 
-def quantized(x: Floats) -> NDArray[np.uint8]:
-    """The row of bytes that kvwise.program.ir.Quantize describes."""
-    padded = np.zeros(-(-x.size // Q8_BLOCK) * Q8_BLOCK, np.float32)
+def quantized(x: Floats, group: int = Q8_BLOCK) -> tuple[NDArray[np.uint8], Floats]:
+    """The row of bytes that kvwise.program.ir.Quantize describes, and the numbers that it stands for."""
+    padded = np.zeros(-(-x.size // group) * group, np.float32)
     padded[: x.size] = x
-    blocks = padded.reshape(-1, Q8_BLOCK)
+    groups = padded.reshape(-1, group)
     with np.errstate(all="ignore"):
-        largest = abs(blocks).max(axis=1)
+        largest = abs(groups).max(axis=1)
         scale = np.where(largest < 2.0**-120, np.float32(0), largest / np.float32(127))
         ordinary = (scale > 0) & np.isfinite(scale)
-        product = blocks * (np.float32(1) / scale)[:, None]
+        product = groups * (np.float32(1) / scale)[:, None]
         q = np.where(ordinary[:, None], np.rint(product), 0).astype(np.int8)
-    parts = (q, scale.astype(np.float32), q.reshape(-1, Q8_BLOCK // 2).sum(axis=1, dtype=np.int16))
-    return np.concatenate([np.ravel(p).view(np.uint8) for p in parts])
+        numbers = (q * scale.astype(np.float64)[:, None]).ravel()[: x.size]
+    width = -(-x.size // Q8_BLOCK) * Q8_BLOCK
+    scales = np.repeat(scale, group // Q8_BLOCK)[: width // Q8_BLOCK]
+    return q8_rows(q.reshape(1, -1)[:, :width], scales[None], group)[0], numbers
 
 
-def quantize(isa: str, x: Floats) -> NDArray[np.uint8]:
-    out = np.full(SlotType.Q8.row_bytes(x.size), 0xAA, np.uint8)
-    K.quantize(isa, x, out)
+def quantize(isa: str, x: Floats, group: int = Q8_BLOCK, *, twice: bool = False) -> NDArray[np.uint8]:
+    out = np.full((SlotType.Q8X2 if twice else SlotType.Q8).row_bytes(x.size), 0xAA, np.uint8)
+    K.quantize(isa, x, out, group, twice)
     return out
 
 
 @isas
-def test_quantization_is_the_formula_to_the_bit(isa: str) -> None:
-    for n in LENGTHS:
+@pytest.mark.parametrize("group", [32, 128])
+def test_quantization_is_the_formula_to_the_bit(isa: str, group: int) -> None:
+    for n in (*LENGTHS, 97, 128, 129, 160, 192, 224, 300):
         for exponent in (-150, -126, -119, -20, 0, 20, 120):
             x = odd(np.ldexp(normal(n, seed=exponent + 200), exponent).astype(np.float32))
-            np.testing.assert_array_equal(quantize(isa, x), quantized(x))
+            np.testing.assert_array_equal(quantize(isa, x, group), quantized(x, group)[0])
+
+
+@isas
+@pytest.mark.parametrize("group", [32, 128])
+def test_what_the_first_rounding_left_is_quantized_in_the_second_row(isa: str, group: int) -> None:
+    for n in LENGTHS:
+        x = odd(normal(n, seed=n))
+        first, numbers = quantized(x, group)
+        left = (x.astype(np.float64) - numbers).astype(np.float32)
+        second, rest = quantized(left, group)
+        np.testing.assert_array_equal(quantize(isa, x, group, twice=True), np.concatenate([first, second]))
+        assert (np.abs(numbers + rest - x) <= 2.0**-15 * np.abs(x).max(initial=0)).all()
 
 
 @isas
@@ -124,7 +140,7 @@ def test_quantization_rounds_ties_to_even_and_never_passes_127(isa: str) -> None
     ties = np.r_[np.arange(-127, 128, dtype=np.float32) / 2, 127, np.zeros(32, np.float32)].astype(np.float32)
     for x in (ties, 3 * ties, np.nextafter(ties, np.float32(9))):
         row = quantize(isa, x)
-        np.testing.assert_array_equal(row, quantized(x))
+        np.testing.assert_array_equal(row, quantized(x)[0])
         assert row[: x.size].view(np.int8).min() >= -127
 
 
@@ -138,7 +154,7 @@ def test_a_block_with_an_infinity_or_nan_keeps_it_in_its_scale_alone(isa: str, b
     scale = row[64:72].view(np.float32)
     assert not np.isfinite(scale[0])
     assert (row[:32] == 0).all()
-    np.testing.assert_array_equal(row[32:64], quantized(x)[32:64])
+    np.testing.assert_array_equal(row[32:64], quantized(x)[0][32:64])
     assert scale[1] == abs(x[32:]).max() / np.float32(127)
 
 

@@ -59,8 +59,10 @@ def unpack(raw: Bytes, tensor_type: TensorType) -> Unpacked:
 
     Raises SpecError for a float type, or for a row that is not a whole number of blocks.
     """
-    rows = raw.shape[0]
-    blocks = _whole_blocks(raw, tensor_type).reshape(-1, tensor_type.block_bytes)
+    rows, header = raw.shape[0], tensor_type.row_header_bytes
+    blocks = _whole_blocks(raw[:, header:], tensor_type).reshape(-1, tensor_type.block_bytes)
+    if header:  # the only such type: one scale for the row
+        return Unpacked(blocks.view(np.int8).reshape(rows, -1), _float(raw[:, :header]), None)
     with np.errstate(invalid="ignore"):
         codes, scales, offsets = _UNPACKERS[tensor_type.name](blocks)
     return Unpacked(
@@ -71,15 +73,22 @@ def unpack(raw: Bytes, tensor_type: TensorType) -> Unpacked:
 
 
 def quantize(values: NDArray[Any], tensor_type: TensorType) -> Bytes:
-    """Numbers [rows, n] as raw bytes [rows, row_bytes], rounded as ggml's reference quantizers do.
+    """Numbers [rows, n] as raw bytes [rows, row_bytes], rounded as ggml's reference quantizers do; our own types likewise.
 
-    Writes f32, f16, bf16, q8_0, q4_0 and q4_1; raises SpecError for other types and for rows of partial blocks.
+    Writes f32, f16, bf16, q8_0, q4_0, q4_1, i8, i4_64 and i4_128; raises SpecError for other types and for rows of
+    partial blocks.
     """
     rows, n = values.shape
     nbytes = tensor_type.row_bytes(n)
+    if tensor_type.row_header_bytes:
+        return _quantize_i8(np.ascontiguousarray(values, np.float32))
     blocks = np.ascontiguousarray(values, np.float32).reshape(-1, tensor_type.block_elements)
     with np.errstate(invalid="ignore", over="ignore"):
         return QUANTIZERS[tensor_type.name](blocks).reshape(rows, nbytes)
+
+
+def _float(raw: Bytes) -> Float32:
+    return np.ascontiguousarray(raw).view("<f4").astype(np.float32)
 
 
 _Parts = tuple[NDArray[Any], Float32, Float32 | None]  # codes [blocks, n], scales and offsets [blocks, groups]
@@ -151,6 +160,11 @@ def _unpack_q6_k(b: Bytes) -> _Parts:
     return codes, _half(b, 208) * b[:, 192:208].view(np.int8).astype(np.float32), None
 
 
+def _unpack_i4(b: Bytes) -> _Parts:
+    """d:f16, then 16 bytes of nibbles for every 32 elements."""
+    return _nibbles(b[:, 2:].reshape(len(b), -1, 16)).reshape(len(b), -1).astype(np.int8) - 8, _half(b, 0), None
+
+
 _UNPACKERS: Final[Table[Callable[[Bytes], _Parts]]] = Table(
     "block type",
     {
@@ -164,6 +178,8 @@ _UNPACKERS: Final[Table[Callable[[Bytes], _Parts]]] = Table(
         "q4_k": _unpack_q4_k,
         "q5_k": _unpack_q5_k,
         "q6_k": _unpack_q6_k,
+        "i4_64": _unpack_i4,
+        "i4_128": _unpack_i4,
     },
     SpecError,
 )
@@ -235,21 +251,31 @@ def _quantize_bf16(x: Float32) -> Bytes:
     return (np.where(np.isnan(x), quiet, rounded) >> 16).astype("<u2").view(np.uint8)
 
 
-def _quantize_q8_0(x: Float32) -> Bytes:
-    scale = np.abs(x).max(axis=1, keepdims=True) / np.float32(127)
+def _eight_bits(x: Float32) -> tuple[Float32, Bytes]:
+    """A row's scale [rows, 1] and its codes, the largest 127; halves go away from zero."""
+    scale: Float32 = np.abs(x).max(axis=1, keepdims=True) / np.float32(127)
     scaled = np.abs(x * _reciprocal(scale))
     whole = np.floor(scaled)
-    whole += scaled - whole >= 0.5  # halves away from zero
-    codes = np.copysign(whole, x).astype(np.int8)
-    return np.concatenate([_quantize_f16(scale), codes.view(np.uint8)], axis=1)
+    whole += scaled - whole >= 0.5
+    return scale, np.copysign(whole, x).astype(np.int8).view(np.uint8)
+
+
+def _quantize_q8_0(x: Float32) -> Bytes:
+    scale, codes = _eight_bits(x)
+    return np.concatenate([_quantize_f16(scale), codes], axis=1)
+
+
+def _quantize_i8(x: Float32) -> Bytes:
+    scale, codes = _eight_bits(x)
+    return np.concatenate([scale.astype("<f4").view(np.uint8), codes], axis=1)
 
 
 def _quantize_q4_0(x: Float32) -> Bytes:
-    """The element farthest from zero becomes code 0, that is -8 scales."""
+    """The element farthest from zero becomes code 0, that is -8 scales. i4_64 and i4_128: the same in longer blocks."""
     farthest = np.take_along_axis(x, np.abs(x).argmax(axis=1, keepdims=True), axis=1)
     scale = farthest / np.float32(-8)
-    codes = _four_bit_codes(x.astype(np.float64) * _reciprocal(scale) + 8.5)
-    return np.concatenate([_quantize_f16(scale), codes], axis=1)
+    codes = x.astype(np.float64) * _reciprocal(scale) + 8.5
+    return np.concatenate([_quantize_f16(scale), _four_bit_codes(codes.reshape(-1, 32)).reshape(len(x), -1)], axis=1)
 
 
 def _quantize_q4_1(x: Float32) -> Bytes:
@@ -285,6 +311,8 @@ QUANTIZERS: Final[Table[Callable[[Float32], Bytes]]] = Table(
         "q8_0": _quantize_q8_0,
         "q4_0": _quantize_q4_0,
         "q4_1": _quantize_q4_1,
+        "i4_64": _quantize_q4_0,
+        "i4_128": _quantize_q4_0,
     },
     SpecError,
 )

@@ -15,7 +15,7 @@ from typing import ClassVar
 from kvwise.spec.kv import LayerKV, LayerState
 from kvwise.spec.model import Activation, RopeSpec
 
-Q8_BLOCK = 32  # quantized activations: this many elements share a scale
+Q8_BLOCK = 32  # elements of a block of quantized activations
 
 
 class Rows(Enum):
@@ -26,15 +26,17 @@ class Rows(Enum):
 
 
 class SlotType(Enum):
-    """f32; or q8: whole blocks of 32 int8 elements, then per block a float32 scale, then per half block an int16 sum."""
+    """f32; or q8: whole blocks of 32 int8 elements, then per block a float32 scale and 4 bytes of sums; or q8x2: two
+    q8 rows, the second of what rounding to the first left."""
 
     F32 = "f32"
     Q8 = "q8"
+    Q8X2 = "q8x2"
 
     def row_bytes(self, width: int) -> int:
         if self is SlotType.F32:
             return 4 * width
-        return (Q8_BLOCK + 8) * -(-width // Q8_BLOCK)
+        return (2 if self is SlotType.Q8X2 else 1) * (Q8_BLOCK + 8) * -(-width // Q8_BLOCK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,18 +135,21 @@ class RmsNorm(Op):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantize(Op):
-    """Per row and block of 32, in float32: scale = max|x| / 127, q = round-to-nearest-even(x · (1 / scale)).
+    """Per row and group of 32 or 128, in float32: scale = max|x| / 127, q = round-to-nearest-even(x · (1 / scale)).
 
-    A block with max|x| < 2⁻¹²⁰ has scale 0 and q 0; one with an infinity or NaN keeps that scale and q 0. The last
-    block of a width that is not a multiple of 32 is filled up with zeros.
+    A group with max|x| < 2⁻¹²⁰ has scale 0 and q 0; one with an infinity or NaN keeps that scale and q 0. The last
+    block of a width that is not a multiple of 32 is filled up with zeros. twice: x - scale · q is quantized once more,
+    in the same way, into the second row of a q8x2 slot.
     """
 
     x: str
+    group: int = Q8_BLOCK
+    twice: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatMul(Op):
-    """out = x · weightᵀ (+ bias). x is f32, or q8 where the backend's arithmetic for the weight's type wants it."""
+    """out = x · weightᵀ (+ bias). x is f32, or q8 or q8x2 where the backend wants integers."""
 
     x: str
     weight: str

@@ -3,23 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from kvwise.program.ir import MatMul, Op, Program, Quantize, Slot, SlotType
+from kvwise.program.ir import Q8_BLOCK, MatMul, Op, Program, Quantize, Slot, SlotType
 
 
-def quantize_activations(program: Program, wants_q8: Callable[[str], bool]) -> Program:
-    """Feed every MatMul whose weight `wants_q8` from a q8 slot, quantized once per input, however many read it."""
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """How a matmul wants its activations: `group` elements share a scale; twice: as q8x2."""
+
+    group: int = Q8_BLOCK
+    twice: bool = False
+
+    @property
+    def slot_type(self) -> SlotType:
+        return SlotType.Q8X2 if self.twice else SlotType.Q8
+
+    @property
+    def suffix(self) -> str:
+        return f".{self.slot_type.value}" + ("" if self.group == Q8_BLOCK else f"g{self.group}")
+
+
+def quantize_activations(program: Program, wanted: Callable[[str], Quantization | None]) -> Program:
+    """Feed each MatMul from a slot quantized as `wanted` by its weight; once per input and kind, however many read it."""
     ops: list[Op] = []
     slots = dict(program.slots)
-    quantized: dict[str, str] = {}
     for op in program.ops:
-        if isinstance(op, MatMul) and wants_q8(op.weight):
-            if op.x not in quantized:
-                name = quantized[op.x] = f"{op.x}.q8"
+        if isinstance(op, MatMul) and (kind := wanted(op.weight)) is not None:
+            name = op.x + kind.suffix
+            if name not in slots:
                 source = slots[op.x]
-                slots[name] = Slot(name, source.rows, source.width, SlotType.Q8)
-                ops.append(Quantize(out=name, x=op.x))
-            op = replace(op, x=quantized[op.x])
+                slots[name] = Slot(name, source.rows, source.width, kind.slot_type)
+                ops.append(Quantize(out=name, x=op.x, group=kind.group, twice=kind.twice))
+            op = replace(op, x=name)
         ops.append(op)
     return replace(program, ops=tuple(ops), slots=slots)

@@ -15,12 +15,16 @@ from kvwise.registry import Table
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """`ggml_id` is the type's number in a GGUF file, None where GGUF has no such type."""
+    """`ggml_id` is the type's number in a GGUF file, None where GGUF has no such type.
+
+    row_header_bytes: what a row begins with, before its blocks.
+    """
 
     name: str
     block_elements: int
     block_bytes: int
     ggml_id: int | None
+    row_header_bytes: int = 0
 
     @property
     def is_float(self) -> bool:
@@ -37,7 +41,7 @@ class TensorType:
                 f"a row of {row_elements} elements can't be stored as {self.name}",
                 expected=f"a multiple of {self.block_elements}",
             )
-        return row_elements // self.block_elements * self.block_bytes
+        return self.row_header_bytes + row_elements // self.block_elements * self.block_bytes
 
 
 _ROWS: Final = (
@@ -54,7 +58,12 @@ _ROWS: Final = (
     TensorType("q4_k", 256, 144, 12),
     TensorType("q5_k", 256, 176, 13),
     TensorType("q6_k", 256, 210, 14),
+    # Our own, made from float weights when a model is loaded: integers with one float32 scale per row, or with one f16
+    # scale per 64 or 128 elements.
+    TensorType("i8", 32, 32, None, row_header_bytes=4),
+    TensorType("i4_64", 64, 34, None),
+    TensorType("i4_128", 128, 66, None),
 )
 
 TENSOR_TYPES: Final[Table[TensorType]] = Table("tensor type", {t.name: t for t in _ROWS}, SpecError)
-TENSOR_TYPE_BY_GGML_ID: Final = {t.ggml_id: t for t in _ROWS}
+TENSOR_TYPE_BY_GGML_ID: Final = {t.ggml_id: t for t in _ROWS if t.ggml_id is not None}

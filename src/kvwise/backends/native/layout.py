@@ -13,8 +13,10 @@ from kvwise.units import align_up, ceil_div
 
 LANES: Final = 16  # output rows that are interleaved
 LINE: Final = 64  # every weight and every tile starts on a cache line
-Q8_WEIGHTS: Final = frozenset({"q8_0", "q4_0", "q4_1"})  # have integer kernels; the others take float32 only
-_PAIRED: Final = frozenset({"q8_0", "q4_0"})  # scales of two blocks share a line
+OWN_TYPES: Final = frozenset({"i8", "i4_64", "i4_128"})  # their activations share a scale over OWN_GROUP elements
+OWN_GROUP: Final = 128
+Q8_WEIGHTS: Final = frozenset({"q8_0", "q4_0", "q4_1"}) | OWN_TYPES  # with integer kernels
+_PAIRED: Final = frozenset({"q8_0", "q4_0", "i4_64", "i4_128"})  # scales of two blocks share a line
 
 
 def tile_bytes(kind: TensorType, inputs: int) -> int:

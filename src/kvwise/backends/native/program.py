@@ -186,7 +186,7 @@ class _Handover:
         )
 
     def quantize(self, op: ir.Quantize) -> None:
-        self._model.quantize(self._slots[op.out], self._slots[op.x])
+        self._model.quantize(self._slots[op.out], self._slots[op.x], op.group, op.twice)
 
     def matmul(self, op: ir.MatMul) -> None:
         bias = -1 if op.bias is None else self._weights[op.bias]

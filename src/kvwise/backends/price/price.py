@@ -67,9 +67,10 @@ SHARED_BYTES: Final = 48 * 1024
 
 
 def matmul_kind(program: Program, op: MatMul | Experts, types: Mapping[str, TensorType]) -> str:
-    """Which arithmetic a matmul is: the weight's type, marked where its activations are q8. A profile's key."""
+    """Which arithmetic a matmul is: the weight's type, marked where its activations are q8 or q8x2. A profile's key."""
     name = types[op.weight if isinstance(op, MatMul) else op.up].name
-    return f"{name}*q8" if program.slots[op.x].type is SlotType.Q8 else name
+    kind = program.slots[op.x].type
+    return name if kind is SlotType.F32 else f"{name}*{kind.value}"
 
 
 def attention_kind(op: AttentionOp, kv: KVCacheSpec) -> str:

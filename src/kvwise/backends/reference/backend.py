@@ -92,7 +92,7 @@ class ReferenceProgram:
 
     def _place(self, slot: str, value: NDArray[Any]) -> NDArray[Any]:
         """Put `value` where the arena plan says. The output, and q8 slots held here as numbers, stay outside."""
-        if slot not in self._offsets or self.program.slots[slot].type is SlotType.Q8:
+        if slot not in self._offsets or self.program.slots[slot].type is not SlotType.F32:
             return value
         start = self._offsets[slot] // 4
         view = self._arena[start : start + value.size].reshape(value.shape)

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from kvwise.backends.reference.store import KVStore
 from kvwise.program.ir import (
-    Q8_BLOCK,
     Add,
     Attention,
     Embed,
@@ -69,17 +68,24 @@ def _(op: RmsNorm, step: Step) -> Array:
 
 @compute.register
 def _(op: Quantize, step: Step) -> Array:
-    """The quantized activation as numbers again: integers in [-127, 127] times their block's float32 scale."""
-    x = step.slots[op.x].astype(np.float32)
+    """The quantized activation as numbers again: integers in [-127, 127] times their group's float32 scale."""
+    x = step.slots[op.x]
+    first = _rounded_to_q8(x, op.group)
+    if not op.twice:
+        return first
+    out: Array = first + _rounded_to_q8(x.astype(np.float32) - first.astype(np.float32), op.group).astype(x.dtype)
+    return out
+
+
+def _rounded_to_q8(x: Array, group: int) -> Array:
     rows, width = x.shape
-    padded = np.zeros((rows, -(-width // Q8_BLOCK), Q8_BLOCK), np.float32)
+    padded = np.zeros((rows, -(-width // group), group), np.float32)
     padded.reshape(rows, -1)[:, :width] = x
     largest = np.abs(padded).max(axis=-1, keepdims=True)
     scale = largest / np.float32(127)
     inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale > 0)
     quantized = np.rint(padded * inverse).clip(-127, 127)
-    dtype = step.slots[op.x].dtype
-    out: Array = (quantized.astype(dtype) * scale.astype(dtype)).reshape(rows, -1)[:, :width]
+    out: Array = (quantized.astype(x.dtype) * scale.astype(x.dtype)).reshape(rows, -1)[:, :width]
     return out
 
 

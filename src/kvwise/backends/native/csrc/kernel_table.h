@@ -12,17 +12,23 @@ namespace kvw {
 
 constexpr int kBlockTokens = 16;  // tokens of one KV block: one vector of float32 scores
 constexpr int kLanes = 16;        // output rows that are interleaved in every weight layout
-constexpr int kQ8Block = 32;      // elements that share an activation scale
+constexpr int kQ8Block = 32;      // elements of a block of activations; one or four blocks share a scale
+constexpr int kMaxQ8Group = 128;
 constexpr int kMaxHeadDim = 256;  // of attention: what its buffers for one row hold
 
-enum class WeightType : int32_t { f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q2_k, q3_k, q4_k, q5_k, q6_k };
+enum class WeightType : int32_t { f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q2_k, q3_k, q4_k, q5_k, q6_k,
+                                i8, i4_64, i4_128 };
 enum class KvType : int32_t { f32, f16, bf16 };
 enum class Activation : int32_t { silu, gelu_tanh, gelu_erf, relu };
 
 // One quantized activation row of `width` elements, nb = ceil(width / 32) blocks, 40 · nb bytes:
 //   int8  q[32 · nb] | float32 scale[nb] | int16 sum[nb][2]   sum[b][h] = Σ q of half h of block b; q is 0 past the
 //                                                             width. Weights whose scales cover 16 inputs want halves.
+// Where four blocks share a scale, their sums are instead int32: of all four, of the first two, of the last two, 0.
 static inline constexpr size_t q8_row_bytes(size_t width) { return 40 * ((width + kQ8Block - 1) / kQ8Block); }
+
+// What a row of activations is. q8x2: two q8 rows one after the other, the second of what rounding the first left.
+enum class Activations : int32_t { f32, q8, q8x2 };
 
 // A repacked matrix [outputs, inputs]; layout.h draws the layouts. `tiles` tiles of 16 output rows, the last one
 // padded with zeros.
@@ -37,9 +43,9 @@ struct WeightMatrix {
 // out[r, o] = x[r] · weight[o] (+ bias[o]); rows of x and out are x_stride and out_stride bytes apart.
 struct MatmulArgs {
   WeightMatrix weight;
-  const uint8_t* x = nullptr;  // q8 rows, or float32
+  const uint8_t* x = nullptr;
   size_t x_stride = 0;
-  bool q8_activations = false;
+  Activations activations = Activations::f32;
   const float* bias = nullptr;  // [outputs], or null
   float* out = nullptr;
   size_t out_stride = 0;
@@ -79,7 +85,7 @@ struct KernelTable {
   const char* isa;
 
   // ---- matmul.inl. Tiles [tile_begin, tile_end) of 16 outputs, rows [row_begin, row_end): any split gives the same
-  // bits. q8 rows are for the types that can_take_q8 (layout.h); float32 rows are for all.
+  // bits. q8 and q8x2 rows are for the types that can_take_q8 (layout.h); float32 rows are for all.
   void (*matmul)(const MatmulArgs& args, int64_t tile_begin, int64_t tile_end, int64_t row_begin, int64_t row_end);
   // One row of a repacked matrix as float32: the embedding lookup. out[inputs] = scale · row.
   void (*embed_row)(const WeightMatrix& table, int64_t row, float scale, float* out);
@@ -87,7 +93,8 @@ struct KernelTable {
   // ---- rowops.inl. One row each, except where n is a plain count of elements. In-place calls are allowed.
   void (*rms_norm)(const float* x, const float* weight, float* out, int64_t width, int64_t group, float eps,
                    float weight_offset);
-  void (*quantize)(const float* x, uint8_t* q8_row, int64_t width);
+  // `group` elements share a scale: 32 or 128. twice: as q8x2.
+  void (*quantize)(const float* x, uint8_t* q8_row, int64_t width, int group, bool twice);
   // cos and sin: this position's rotary_dim / 2 values.
   void (*rope)(const float* x, const float* cos, const float* sin, float* out, int64_t num_heads, int64_t head_dim,
                int64_t rotary_dim);

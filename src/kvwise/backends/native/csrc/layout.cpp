@@ -88,7 +88,7 @@ void interleave_f16(const TileRows& rows, int64_t at, uint8_t* out) {
   for (int lane = 0; lane < kLanes; ++lane) std::memcpy(out + 2 * lane, rows.row[lane] + at, 2);
 }
 
-// q8_0 and q4_0: one scale per block, then kWords 32-bit words.
+// One f16 scale per block, then kWords 32-bit words: q8_0, q4_0, and the groups of i4.
 template <int kWords>
 void interleave_paired(const TileRows& rows, int64_t blocks, uint32_t flip, uint8_t* out) {
   constexpr int64_t kBlockBytes = 2 + 4 * kWords;
@@ -97,6 +97,11 @@ void interleave_paired(const TileRows& rows, int64_t blocks, uint32_t flip, uint
     interleave_f16(rows, b * kBlockBytes, pair + (b % 2) * 2 * kLanes);
     interleave_words<kWords>(rows, b * kBlockBytes + 2, flip, pair + 64 + (b % 2) * 64 * kWords);
   }
+}
+
+void interleave_i8(const TileRows& rows, int64_t inputs, uint8_t* out) {
+  for (int lane = 0; lane < kLanes; ++lane) std::memcpy(out + 4 * lane, rows.row[lane], 4);
+  for (int64_t k = 0; k < inputs; k += 32) interleave_words<8>(rows, 4 + k, 0x80808080u, out + 64 + kLanes * k);
 }
 
 void interleave_q4_1(const TileRows& rows, int64_t blocks, uint8_t* out) {
@@ -135,6 +140,9 @@ void repack_tile(WeightType type, int64_t inputs, const TileRows& rows, uint8_t*
     // A padding row is 0 + 128 in every byte, and its scale is 0.
     case WeightType::q8_0: return interleave_paired<8>(rows, blocks, 0x80808080u, out);
     case WeightType::q4_0: return interleave_paired<4>(rows, blocks, 0, out);
+    case WeightType::i4_64: return interleave_paired<8>(rows, blocks, 0, out);
+    case WeightType::i4_128: return interleave_paired<16>(rows, blocks, 0, out);
+    case WeightType::i8: return interleave_i8(rows, inputs, out);
     case WeightType::q4_1: return interleave_q4_1(rows, blocks, out);
     default: return interleave_elements<uint8_t>(rows, stored_row_bytes(type, inputs), out);
   }

@@ -9,6 +9,10 @@
 //                    leaves the second half of its scales unused
 //        | f16 scale [2][lane]   64 B | bytes of block 2p | bytes of block 2p + 1 |
 //
+//   i4_64, i4_128    likewise, for groups of 64 or 128 inputs: the bytes of a group are those of its 4-bit blocks
+//
+//   i8               | f32 scale [lane]   64 B | bytes of all blocks of 32 inputs, as q8_0's |
+//
 //   q4_1             | f16 scale [lane], f16 minimum [lane]   64 B | bytes |          for each block
 //
 //        bytes of a q8_0 block  [k / 4][lane][k % 4], each w + 128                          8 · 64 B
@@ -43,25 +47,47 @@ constexpr BlockShape block_shape(WeightType type) {
     case WeightType::q4_k: return {256, 144};
     case WeightType::q5_k: return {256, 176};
     case WeightType::q6_k: return {256, 210};
+    case WeightType::i8: return {32, 32};
+    case WeightType::i4_64: return {64, 34};
+    case WeightType::i4_128: return {128, 66};
   }
   return {1, 0};
 }
 
+// Types of our own, made when a model is loaded; their activations share a scale over 128 inputs.
+constexpr bool is_own(WeightType type) {
+  return type == WeightType::i8 || type == WeightType::i4_64 || type == WeightType::i4_128;
+}
+
+// A row begins with this many bytes that belong to no block: the scale of an i8 row.
+constexpr int64_t row_header_bytes(WeightType type) { return type == WeightType::i8 ? 4 : 0; }
+
 // Types with integer kernels.
 constexpr bool can_take_q8(WeightType type) {
-  return type == WeightType::q8_0 || type == WeightType::q4_0 || type == WeightType::q4_1;
+  return type == WeightType::q8_0 || type == WeightType::q4_0 || type == WeightType::q4_1 || is_own(type);
 }
 
 // Bytes of one row as stored in a file.
 constexpr int64_t stored_row_bytes(WeightType type, int64_t inputs) {
-  return inputs / block_shape(type).elements * block_shape(type).bytes;
+  return row_header_bytes(type) + inputs / block_shape(type).elements * block_shape(type).bytes;
+}
+
+// Bytes of a row of activations, and what it is by its bytes: all different where a type has integer kernels.
+constexpr size_t row_bytes_of(Activations kind, int64_t width) {
+  return kind == Activations::f32 ? sizeof(float) * width : (kind == Activations::q8 ? 1 : 2) * q8_row_bytes(width);
+}
+constexpr Activations activations_of(size_t row_bytes, WeightType type, int64_t width) {
+  if (!can_take_q8(type)) return Activations::f32;
+  if (row_bytes == row_bytes_of(Activations::q8, width)) return Activations::q8;
+  return row_bytes == row_bytes_of(Activations::q8x2, width) ? Activations::q8x2 : Activations::f32;
 }
 
 constexpr int64_t tile_bytes(WeightType type, int64_t inputs) {
   const int64_t blocks = inputs / block_shape(type).elements;
-  const bool paired = type == WeightType::q8_0 || type == WeightType::q4_0;
+  const bool paired = type == WeightType::q8_0 || type == WeightType::q4_0 || type == WeightType::i4_64 ||
+                      type == WeightType::i4_128;
   const int64_t unused_scales = paired && blocks % 2 ? 2 * kLanes : 0;
-  const int64_t bytes = kLanes * blocks * block_shape(type).bytes + unused_scales;
+  const int64_t bytes = kLanes * stored_row_bytes(type, inputs) + unused_scales;
   return (bytes + 63) / 64 * 64;
 }
 

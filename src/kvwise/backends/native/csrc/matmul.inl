@@ -14,34 +14,59 @@ namespace kvw::KVW_ISA {
 
 // ---- the order of micro-tiles ----
 
-// The rows left over, fewer than M + 1, in one micro-tile.
-template <class Kernel, int M, int N>
-KVW_INLINE void last_rows(const MatmulArgs& args, int64_t tile, int64_t row, int64_t rows) {
+// `rows` of at most M rows in one micro-tile.
+template <class Kernel, int M, int N, Fetch fetch>
+KVW_INLINE void run_rows(const MatmulArgs& args, int64_t tile, int64_t row, int64_t rows, const Ahead& ahead) {
   if (rows == M) {
-    Kernel::template run<M, N, false>(args, tile, row);
+    Kernel::template run<M, N, fetch>(args, tile, row, ahead);
   } else if constexpr (M > 1) {
-    last_rows<Kernel, M - 1, N>(args, tile, row, rows);
+    run_rows<Kernel, M - 1, N, fetch>(args, tile, row, rows, ahead);
   }
 }
 
+// All rows in passes of about the same number, an even one where rows come in pairs. The first eight passes fetch the
+// next tiles between them.
 template <class Kernel, int N>
 KVW_INLINE void all_rows(const MatmulArgs& args, int64_t tile, int64_t row, int64_t row_end) {
-  if (row + Kernel::kRows <= row_end) {
-    Kernel::template run<Kernel::kRows, N, true>(args, tile, row);
-    row += Kernel::kRows;
+  constexpr int kM = Kernel::kRows;
+  const int64_t passes = (row_end - row + kM - 1) / kM, sharers = passes < 8 ? passes : 8;
+  const bool pairs = args.activations == Activations::q8x2;
+  for (int64_t pass = 0; row < row_end; ++pass) {
+    const int64_t left = row_end - row, share = (left + passes - pass - 1) / (passes - pass);
+    const int64_t rows = pairs && share % 2 ? share + 1 : share;
+    Ahead ahead{N * args.weight.tile_bytes, 0};
+    for (int64_t line = pass; line < 8; line += sharers) ahead.lines |= 1u << line;
+    if (ahead.lines != 0) {
+      run_rows<Kernel, kM, N, Fetch::next>(args, tile, row, rows, ahead);
+    } else {
+      run_rows<Kernel, kM, N, Fetch::none>(args, tile, row, rows, ahead);
+    }
+    row += rows;
   }
-  for (; row + Kernel::kRows <= row_end; row += Kernel::kRows) {
-    Kernel::template run<Kernel::kRows, N, false>(args, tile, row);
+}
+
+// Few rows: one tile after the other. Very few wait for memory alone, more keep it waiting.
+template <class Kernel>
+static void streamed_matmul(const MatmulArgs& args, int64_t tile, int64_t tile_end, int64_t row, int64_t row_end) {
+  constexpr int kFew = Kernel::kStreamRows < 5 ? Kernel::kStreamRows : 5;
+  const int64_t rows = row_end - row;
+  const Ahead ahead{args.weight.tile_bytes};
+  for (; tile < tile_end; ++tile) {
+    if (rows <= kFew) {
+      run_rows<Kernel, kFew, 1, Fetch::next>(args, tile, row, rows, ahead);
+    } else if constexpr (Kernel::kStreamRows > kFew) {
+      run_rows<Kernel, Kernel::kStreamRows, 1, Fetch::near>(args, tile, row, rows, ahead);
+    }
   }
-  if constexpr (Kernel::kRows > 1) last_rows<Kernel, Kernel::kRows - 1, N>(args, tile, row, row_end - row);
 }
 
 template <class Kernel>
 static void tiled_matmul(const MatmulArgs& args, int64_t tile, int64_t tile_end, int64_t row, int64_t row_end) {
-  if (row_end - row > Kernel::kStreamRows) {
-    for (; tile + Kernel::kTiles <= tile_end; tile += Kernel::kTiles) {
-      all_rows<Kernel, Kernel::kTiles>(args, tile, row, row_end);
-    }
+  if constexpr (Kernel::kStreamRows > 0) {
+    if (row_end - row <= Kernel::kStreamRows) return streamed_matmul<Kernel>(args, tile, tile_end, row, row_end);
+  }
+  for (; tile + Kernel::kTiles <= tile_end; tile += Kernel::kTiles) {
+    all_rows<Kernel, Kernel::kTiles>(args, tile, row, row_end);
   }
   for (; tile < tile_end; ++tile) all_rows<Kernel, 1>(args, tile, row, row_end);
 }
@@ -50,16 +75,27 @@ static void tiled_matmul(const MatmulArgs& args, int64_t tile, int64_t tile_end,
 
 // The types that KVW_EACH_BLOCK_TYPE(of) names are stored in blocks of several elements.
 #define KVW_EACH_BLOCK_TYPE(of) \
-  of(q8_0) of(q4_0) of(q4_1) of(q5_0) of(q5_1) of(q2_k) of(q3_k) of(q4_k) of(q5_k) of(q6_k)
+  of(q8_0) of(q4_0) of(q4_1) of(q5_0) of(q5_1) of(q2_k) of(q3_k) of(q4_k) of(q5_k) of(q6_k) \
+  of(i8) of(i4_64) of(i4_128)
 
-static void matmul(const MatmulArgs& a, int64_t tile, int64_t tile_end, int64_t row, int64_t row_end) {
-  if (a.q8_activations) {
-    switch (a.weight.type) {
-      case WeightType::q8_0: return tiled_matmul<Quantized<Q8_0>>(a, tile, tile_end, row, row_end);
-      case WeightType::q4_0: return tiled_matmul<Quantized<Q4_0>>(a, tile, tile_end, row, row_end);
-      case WeightType::q4_1: return tiled_matmul<Quantized<Q4_1>>(a, tile, tile_end, row, row_end);
-      default: return;  // refused when the program was built
-    }
+static void matmul_quantized(const MatmulArgs& a, int64_t tile, int64_t tile_end, int64_t row, int64_t row_end) {
+  switch (a.weight.type) {
+    case WeightType::q8_0: return tiled_matmul<Quantized<Q8_0>>(a, tile, tile_end, row, row_end);
+    case WeightType::q4_0: return tiled_matmul<Quantized<Q4_0>>(a, tile, tile_end, row, row_end);
+    case WeightType::q4_1: return tiled_matmul<Quantized<Q4_1>>(a, tile, tile_end, row, row_end);
+    case WeightType::i8: return tiled_matmul<Quantized<I8>>(a, tile, tile_end, row, row_end);
+    case WeightType::i4_64: return tiled_matmul<Quantized<I4<64>>>(a, tile, tile_end, row, row_end);
+    case WeightType::i4_128: return tiled_matmul<Quantized<I4<128>>>(a, tile, tile_end, row, row_end);
+    default: return;  // refused when the program was built
+  }
+}
+
+static void matmul(const MatmulArgs& args, int64_t tile, int64_t tile_end, int64_t row, int64_t row_end) {
+  MatmulArgs a = args;
+  if (a.activations == Activations::q8) return matmul_quantized(a, tile, tile_end, row, row_end);
+  if (a.activations == Activations::q8x2) {  // each token is two rows that lie one after the other
+    a.x_stride /= 2;
+    return matmul_quantized(a, tile, tile_end, 2 * row, 2 * row_end);
   }
   switch (a.weight.type) {
     case WeightType::f32: return tiled_matmul<Floating<float>>(a, tile, tile_end, row, row_end);

@@ -10,8 +10,8 @@ struct Floating {
   static constexpr int kRows = kFloatRows, kTiles = kFloatTiles;
   static constexpr int kStreamRows = 0;  // four chains of multiply-adds are needed to keep up with memory
 
-  template <int M, int N, bool first_time>
-  static void run(const MatmulArgs& args, int64_t tile, int64_t row) {
+  template <int M, int N, Fetch fetch>
+  static void run(const MatmulArgs& args, int64_t tile, int64_t row, const Ahead& ahead) {
     const Element* weight[N];
     const float* x[M];
     F32x16 acc[M][N];
@@ -30,7 +30,7 @@ struct Floating {
 #pragma GCC unroll 8
       for (int n = 0; n < N; ++n) {
         w[n] = load(weight[n] + k * kLanes);
-        if (first_time) __builtin_prefetch(weight[n] + k * kLanes + N * args.weight.tile_bytes / sizeof(Element), 0, 2);
+        fetch_ahead<fetch>(reinterpret_cast<const uint8_t*>(weight[n] + k * kLanes), k & 7, ahead);
       }
 #pragma GCC unroll 16
       for (int m = 0; m < M; ++m) {

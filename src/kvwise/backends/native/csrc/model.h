@@ -82,6 +82,35 @@ struct KvLayer {
   int head_dim = 0;
 };
 
+// Items [0, n) cut into one range for each thread, to be claimed in order by it and, when their own are done, by others.
+class Shares {
+ public:
+  explicit Shares(int threads) : ranges_(static_cast<size_t>(threads)) {}
+  // Not while a claim is made.
+  void deal(int64_t items) {
+    const auto n = static_cast<int64_t>(ranges_.size());
+    for (int64_t t = 0; t < n; ++t) {
+      ranges_[t].next.store(items * t / n, std::memory_order_relaxed);
+      ranges_[t].end = items * (t + 1) / n;
+    }
+  }
+  // An item that nobody has; at most as many calls as there are items.
+  int64_t claim(int thread) {
+    for (size_t i = static_cast<size_t>(thread);; ++i) {
+      Range& range = ranges_[i % ranges_.size()];
+      const int64_t item = range.next.fetch_add(1, std::memory_order_relaxed);
+      if (item < range.end) return item;
+    }
+  }
+
+ private:
+  struct alignas(64) Range {
+    std::atomic<int64_t> next{0};
+    int64_t end = 0;
+  };
+  std::vector<Range> ranges_;
+};
+
 enum class OpKind { embed, rms_norm, quantize, matmul, rope, kv_store, attend, add, glu, gather_rows, softcap };
 
 // One operation with all its operands; fields that a kind does not use stay empty. Slots and weights are handles.
@@ -95,7 +124,8 @@ struct NativeOp {
   float eps = 0.0f;
   float weight_offset = 0.0f;
   float cap = 0.0f;         // softcap, attention
-  int64_t group = 0;        // norm
+  int64_t group = 0;        // norm, quantize
+  bool twice = false;       // quantize
   int rope = -1;
   int layer = -1;
   int num_q_heads = 0;
@@ -178,6 +208,7 @@ class Model {
   ModelBytes sizes_;
   KvType kv_type_;
   ThreadPool pool_;
+  Shares shares_;
   Mapping weights_, kv_pool_, arena_, tables_;
   std::shared_ptr<Mapping> logits_;  // shared with the arrays that run() hands out
   size_t weights_used_ = 0, tables_used_ = 0, kv_used_ = 0;

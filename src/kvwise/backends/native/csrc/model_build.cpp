@@ -34,6 +34,7 @@ Model::Model(const std::string& isa, int threads, const ModelLimits& limits, con
       sizes_(bytes),
       kv_type_(kv_type),
       pool_(threads),
+      shares_(pool_.threads()),
       weights_(bytes.weights, Pages::huge, "weights"),
       kv_pool_(bytes.kv_pool, Pages::small, "KV pool"),
       arena_(bytes.arena, Pages::small, "activations"),
@@ -108,8 +109,8 @@ void Model::check_operands(const NativeOp& op) const {
     check(op.reads.size() == 1 && slots_[op.reads[0]].width == weight.inputs);
     check(slots_[op.out].width == weight.outputs);
     const size_t x_bytes = slots_[op.reads[0]].row_bytes;
-    const bool is_q8 = can_take_q8(weight.type) && x_bytes == static_cast<size_t>(q8_row_bytes(weight.inputs));
-    if (!is_q8 && x_bytes != static_cast<size_t>(4 * weight.inputs)) {
+    const Activations kind = activations_of(x_bytes, weight.type, weight.inputs);
+    if (x_bytes != row_bytes_of(kind, weight.inputs)) {
       throw NativeError("the program was not lowered for this backend: a matmul reads the wrong kind of activation");
     }
   }

@@ -10,6 +10,7 @@ namespace {
 
 constexpr int64_t kInlineBytes = 48 * 1024;  // a pass over less than this is over before another thread is there
 constexpr int64_t kItemsPerThread = 8;       // fine enough that a thread that is held up costs little
+constexpr int64_t kStreamRows = 32;          // up to here memory, not arithmetic, is the limit
 constexpr int64_t kRowBlockBytes = 256 * 1024;  // activations that one thread goes over again and again: in its L2
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -136,7 +137,7 @@ void Model::run_row_op(const NativeOp& op, const Step& step, int64_t begin, int6
     switch (op.kind) {
       case OpKind::embed: k.embed_row(matrices_[op.weight], step.token_ids[r], op.scale, y); break;
       case OpKind::rms_norm: k.rms_norm(x, op.vector, y, out.width, op.group, op.eps, op.weight_offset); break;
-      case OpKind::quantize: k.quantize(x, out.row<uint8_t>(r), out.width); break;
+      case OpKind::quantize: k.quantize(x, out.row<uint8_t>(r), out.width, static_cast<int>(op.group), op.twice); break;
       case OpKind::rope: {
         const RopeTable& table = ropes_[op.rope];
         const int64_t at = step.positions[r] * table.half;
@@ -165,7 +166,7 @@ MatmulArgs Model::matmul_args(const NativeOp& op) const {
   args.weight = matrices_[op.weight];
   args.x = slots_[op.reads[0]].bytes;
   args.x_stride = slots_[op.reads[0]].row_bytes;
-  args.q8_activations = args.x_stride == static_cast<size_t>(q8_row_bytes(args.weight.inputs));
+  args.activations = activations_of(args.x_stride, args.weight.type, args.weight.inputs);
   args.bias = op.vector;
   args.out = slots_[op.out].row<float>(0);
   args.out_stride = slots_[op.out].row_bytes;
@@ -182,7 +183,7 @@ void Model::run_matmuls(const Region& region, const Step& step) {
     int64_t rows, rows_per_item, tiles, tiles_per_item, row_blocks, first_item;
   };
   std::vector<Job> jobs;
-  int64_t items = 0;
+  int64_t items = 0, most_rows = 0;
   for (int i : region.ops) {
     Job job;
     job.args = matmul_args(ops_[i]);
@@ -195,9 +196,14 @@ void Model::run_matmuls(const Region& region, const Step& step) {
     job.tiles_per_item = pool_.threads() == 1 ? job.tiles : ceil_div(share, kTileStep) * kTileStep;
     job.first_item = items;
     items += job.row_blocks * ceil_div(job.tiles, job.tiles_per_item);
+    most_rows = std::max(most_rows, job.rows);
     jobs.push_back(job);
   }
-  pool_.run(items, [&](int64_t item, int) {
+  // Few rows wait for memory: then each thread reads one long stream of weights, and helps the others at its end.
+  const bool streams = most_rows <= kStreamRows;
+  if (streams) shares_.deal(items);
+  pool_.run(items, [&](int64_t claimed, int thread) {
+    const int64_t item = streams ? shares_.claim(thread) : claimed;
     size_t j = jobs.size() - 1;
     while (jobs[j].first_item > item) --j;
     const Job& job = jobs[j];

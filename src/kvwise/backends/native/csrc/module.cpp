@@ -22,7 +22,7 @@ Enum named(const std::array<std::pair<const char*, Enum>, N>& table, const std::
   throw NativeError(std::string("no native kernels for ") + what + " '" + name + "'");
 }
 
-constexpr std::array<std::pair<const char*, WeightType>, 13> kWeightTypes{{
+constexpr std::array<std::pair<const char*, WeightType>, 16> kWeightTypes{{
     {"f32", WeightType::f32},
     {"f16", WeightType::f16},
     {"bf16", WeightType::bf16},
@@ -36,6 +36,9 @@ constexpr std::array<std::pair<const char*, WeightType>, 13> kWeightTypes{{
     {"q4_k", WeightType::q4_k},
     {"q5_k", WeightType::q5_k},
     {"q6_k", WeightType::q6_k},
+    {"i8", WeightType::i8},
+    {"i4_64", WeightType::i4_64},
+    {"i4_128", WeightType::i4_128},
 }};
 
 constexpr std::array<std::pair<const char*, KvType>, 3> kKvTypes{{

@@ -41,22 +41,22 @@ class PackedMatrix {
     }
   }
 
-  // out[R, outputs] = x · weightᵀ + bias; x [R, bytes of a row]: q8 rows or float32, told apart by their size.
+  // out[R, outputs] = x · weightᵀ + bias; x [R, bytes of a row]: q8, q8x2 or float32 rows, told apart by their size.
   // `tiles` and `rows` cut the work into pieces of that many.
   void matmul(const std::string& isa, const BytesIn& x, const std::optional<FloatsIn>& bias, const FloatsOut& out,
               int64_t tiles, int64_t rows) {
     const KernelTable& kernels = kernels_named(isa);
     const size_t num_rows = out.size() / weight_.outputs;
-    const bool q8 = can_take_q8(weight_.type) && x.size() == num_rows * q8_row_bytes(weight_.inputs);
-    const size_t row_bytes = q8 ? q8_row_bytes(weight_.inputs) : 4 * weight_.inputs;
-    if (x.size() != num_rows * row_bytes || out.size() != num_rows * weight_.outputs) {
+    const size_t row_bytes = x.size() / (num_rows ? num_rows : 1);
+    const Activations kind = activations_of(row_bytes, weight_.type, weight_.inputs);
+    if (x.size() != num_rows * row_bytes_of(kind, weight_.inputs) || out.size() != num_rows * weight_.outputs) {
       throw NativeError("x or out doesn't fit the matrix");
     }
     MatmulArgs args;
     args.weight = weight_;
     args.x = x.data();
     args.x_stride = row_bytes;
-    args.q8_activations = q8;
+    args.activations = kind;
     args.bias = bias ? bias->data() : nullptr;
     args.out = out.data();
     args.out_stride = sizeof(float) * weight_.outputs;
@@ -98,13 +98,18 @@ void bind_row_ops(nb::module_& m) {
                                   eps, weight_offset);
     }
   });
-  m.def("quantize", [](const std::string& isa, const FloatsIn& x, const BytesOut& out) {
-    const int64_t width = width_of(x);
-    if (out.size() != rows_of(x) * q8_row_bytes(width)) throw NativeError("out doesn't fit x");
-    for (int64_t r = 0; r < rows_of(x); ++r) {
-      kernels_named(isa).quantize(x.data() + r * width, out.data() + r * q8_row_bytes(width), width);
-    }
-  });
+  m.def(
+      "quantize",
+      [](const std::string& isa, const FloatsIn& x, const BytesOut& out, int group, bool twice) {
+        const int64_t width = width_of(x);
+        const size_t row_bytes = row_bytes_of(twice ? Activations::q8x2 : Activations::q8, width);
+        if (out.size() != rows_of(x) * row_bytes) throw NativeError("out doesn't fit x");
+        if (group != kQ8Block && group != kMaxQ8Group) throw NativeError("a scale is for 32 or 128 elements");
+        for (int64_t r = 0; r < rows_of(x); ++r) {
+          kernels_named(isa).quantize(x.data() + r * width, out.data() + r * row_bytes, width, group, twice);
+        }
+      },
+      "isa"_a, "x"_a, "out"_a, "group"_a = kQ8Block, "twice"_a = false);
   m.def("rope", [](const std::string& isa, const FloatsIn& x, const FloatsIn& cos, const FloatsIn& sin,
                    const FloatsOut& out, int64_t head_dim) {
     kernels_named(isa).rope(x.data(), cos.data(), sin.data(), out.data(), x.size() / head_dim, head_dim,

@@ -118,8 +118,13 @@ void bind_ops(nb::class_<Model>& model) {
              op.group = group;
              m.add_op(op);
            }, "out"_a, "x"_a, "weight"_a, "eps"_a, "weight_offset"_a, "group"_a)
-      .def("quantize", [](Model& m, int out, int x) { m.add_op(operation(OpKind::quantize, out, {x})); }, "out"_a,
-           "x"_a)
+      .def("quantize",
+           [](Model& m, int out, int x, int group, bool twice) {
+             NativeOp op = operation(OpKind::quantize, out, {x});
+             op.group = group;
+             op.twice = twice;
+             m.add_op(op);
+           }, "out"_a, "x"_a, "group"_a, "twice"_a)
       .def("matmul",
            [](Model& m, int out, int x, int weight, int bias) {
              NativeOp op = operation(OpKind::matmul, out, {x});

@@ -58,39 +58,69 @@ static void rms_norm(const float* x, const float* weight, float* out, int64_t wi
   }
 }
 
-// One row to q8 (layout in kernel_table.h): scale = max|x| / 127, inverse = 1 / scale, q = nearest even (x · inverse),
-// all in float32. A block whose max|x| is below 2^-120 is stored as zeros with scale 0, because its inverse could
-// overflow; one with an infinity or a NaN as zeros with that scale, which makes every product with it a NaN.
-// The last block of a width that is not a multiple of 32 is filled up with zeros.
-static void quantize(const float* x, uint8_t* q8_row, int64_t width) {
-  const int64_t blocks = (width + kQ8Block - 1) / kQ8Block;
-  int8_t* const q = reinterpret_cast<int8_t*>(q8_row);
-  uint8_t* const scales = q8_row + kQ8Block * blocks;
-  uint8_t* const sums = scales + sizeof(float) * blocks;
-  for (int64_t b = 0; b < blocks; ++b) {
-    const int64_t left = width - kQ8Block * b;
-    const F32x16 x0 = left >= 16 ? load(x + 32 * b) : load_n(x + 32 * b, static_cast<int>(left));
-    const F32x16 x1 = left >= 32   ? load(x + 32 * b + 16)
-                      : left <= 16 ? zero()
-                                   : load_n(x + 32 * b + 16, static_cast<int>(left) - 16);
-    // Magnitudes compare as integers, where a NaN is above infinity.
-    const int32_t largest = max_of(max(as_i32(abs(x0)), as_i32(abs(x1))));
-    float amax;
-    std::memcpy(&amax, &largest, sizeof amax);
-    float scale = amax / 127.0f;
-    I32x16 q0 = set1_i32(0), q1 = q0;
-    if (largest < 0x03800000) {  // 2^-120
-      scale = 0.0f;
-    } else if (largest < 0x7F800000) {
-      const F32x16 inverse = set1(1.0f / scale);
-      q0 = to_i32(mul(x0, inverse));
-      q1 = to_i32(mul(x1, inverse));
+// A vector of x from element i on, zeros past `width`.
+KVW_INLINE F32x16 load_padded(const float* x, int64_t i, int64_t width) {
+  return i + 16 <= width ? load(x + i) : i < width ? load_n(x + i, static_cast<int>(width - i)) : zero();
+}
+
+// Where the blocks of one q8 row lie (kernel_table.h).
+struct Q8Row {
+  int8_t* q;
+  uint8_t *scales, *sums;
+  KVW_MEMBER Q8Row from(int64_t b) const { return {q + kQ8Block * b, scales + 4 * b, sums + 4 * b}; }
+};
+KVW_INLINE Q8Row q8_row_at(uint8_t* row, int64_t blocks) {
+  return {reinterpret_cast<int8_t*>(row), row + kQ8Block * blocks, row + (kQ8Block + 4) * blocks};
+}
+
+// Blocks [b, end) share a scale = max|x| / 127; inverse = 1 / scale, q = nearest even (x · inverse), all in float32.
+// If max|x| is below 2^-120 they are zeros with scale 0, because the inverse could overflow; if it is an infinity or a
+// NaN they are zeros with that scale, which makes every product with them a NaN. `left`, unless null: x - scale · q.
+KVW_INLINE void quantize_group(const float* x, int64_t width, int64_t b, int64_t end, const Q8Row& row, bool long_group,
+                               float* left) {
+  I32x16 magnitudes = set1_i32(0);  // they compare as integers, where a NaN is above infinity
+  for (int64_t i = kQ8Block * b; i < kQ8Block * end; i += 16) {
+    magnitudes = max(magnitudes, as_i32(abs(load_padded(x, i, width))));
+  }
+  const int32_t largest = max_of(magnitudes);
+  float amax;
+  std::memcpy(&amax, &largest, sizeof amax);
+  const float scale = largest < 0x03800000 ? 0.0f : amax / 127.0f;  // 2^-120
+  const bool finite = largest >= 0x03800000 && largest < 0x7F800000;
+  const F32x16 inverse = set1(finite ? 1.0f / scale : 0.0f), minus_scale = set1(-scale);
+  int32_t block_sums[kMaxQ8Group / kQ8Block];
+  for (int64_t block = b; block < end; ++block) {
+    int16_t half_sums[2];  // |sum| <= 16 · 127
+    for (int half = 0; half < 2; ++half) {
+      const int64_t i = kQ8Block * block + 16 * half;
+      const F32x16 value = load_padded(x, i, width);
+      const I32x16 q = finite ? to_i32(mul(value, inverse)) : set1_i32(0);
+      store_i8(row.q + i, q);
+      half_sums[half] = static_cast<int16_t>(sum(q));
+      if (left) store(left + i - kQ8Block * b, fma(to_f32(q), minus_scale, value));
     }
-    store_i8(q + 32 * b, q0);
-    store_i8(q + 32 * b + 16, q1);
-    const int16_t halves[2] = {static_cast<int16_t>(sum(q0)), static_cast<int16_t>(sum(q1))};  // |sum| <= 16 · 127
-    std::memcpy(scales + 4 * b, &scale, sizeof scale);
-    std::memcpy(sums + 4 * b, halves, sizeof halves);
+    std::memcpy(row.scales + 4 * block, &scale, sizeof scale);
+    std::memcpy(row.sums + 4 * block, half_sums, sizeof half_sums);
+    block_sums[block - b] = half_sums[0] + half_sums[1];
+  }
+  if (long_group) {
+    const int64_t n = end - b;
+    const int32_t head = block_sums[0] + (n > 1 ? block_sums[1] : 0);
+    const int32_t tail = (n > 2 ? block_sums[2] : 0) + (n > 3 ? block_sums[3] : 0);
+    const int32_t sums[] = {head + tail, head, tail, 0};
+    std::memcpy(row.sums + 4 * b, sums, 4 * n);
+  }
+}
+
+// One row to q8, or to q8x2. The last block of a width that is not a multiple of 32 is filled up with zeros.
+static void quantize(const float* x, uint8_t* q8_row, int64_t width, int group, bool twice) {
+  const int64_t blocks = (width + kQ8Block - 1) / kQ8Block, group_blocks = group / kQ8Block;
+  const Q8Row first = q8_row_at(q8_row, blocks), second = q8_row_at(q8_row + q8_row_bytes(width), blocks);
+  alignas(64) float left[kMaxQ8Group];
+  for (int64_t b = 0; b < blocks; b += group_blocks) {
+    const int64_t end = b + group_blocks < blocks ? b + group_blocks : blocks;
+    quantize_group(x, width, b, end, first, group_blocks > 1, twice ? left : nullptr);
+    if (twice) quantize_group(left, kQ8Block * (end - b), 0, end - b, second.from(b), group_blocks > 1, nullptr);
   }
 }
 

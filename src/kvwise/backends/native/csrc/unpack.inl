@@ -71,10 +71,9 @@ KVW_INLINE void each_nibble(const uint8_t* bytes, Store store_input) {
   }
 }
 
-// d · w, read from the paired layout: `pair` holds two blocks, `half` says which. Bytes are w + 128.
-KVW_INLINE void unpack_q8_0(const uint8_t* pair, int half, Floats out) {
-  const F32x16 d = load_f16(reinterpret_cast<const uint16_t*>(pair) + kLanes * half);
-  const auto* words = reinterpret_cast<const int32_t*>(pair + 64 + 512 * half);
+// d · (w - 128) of a block's bytes.
+KVW_INLINE void unpack_bytes(const uint8_t* bytes, F32x16 d, Floats out) {
+  const auto* words = reinterpret_cast<const int32_t*>(bytes);
   for (int j = 0; j < 8; ++j) {
     const I32x16 word = load_i32(words + kLanes * j);
     repeat<4>([&](auto i) {
@@ -84,9 +83,9 @@ KVW_INLINE void unpack_q8_0(const uint8_t* pair, int half, Floats out) {
   }
 }
 
-KVW_INLINE void unpack_q4_0(const uint8_t* pair, int half, Floats out) {
-  const F32x16 d = load_f16(reinterpret_cast<const uint16_t*>(pair) + kLanes * half);
-  each_nibble(pair + 64 + 256 * half, [&](int k, I32x16 w) { store(out[k], mul(less_by(w, 8), d)); });
+// d · (w - 8) of a block's nibbles.
+KVW_INLINE void unpack_nibbles(const uint8_t* bytes, F32x16 d, Floats out) {
+  each_nibble(bytes, [&](int k, I32x16 w) { store(out[k], mul(less_by(w, 8), d)); });
 }
 
 KVW_INLINE void unpack_q4_1(const uint8_t* block, Floats out) {

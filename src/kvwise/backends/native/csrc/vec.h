@@ -29,7 +29,8 @@
 #error "kernels must not be compiled with -ffast-math: their results are compared bit for bit"
 #endif
 
-#define KVW_INLINE static inline __attribute__((always_inline))
+#define KVW_MEMBER inline __attribute__((always_inline))
+#define KVW_INLINE static KVW_MEMBER
 
 #if defined(KVW_ISA_SCALAR)
 #define KVW_ISA scalar

@@ -103,6 +103,10 @@ Bytes stored_weights(WeightType type, int64_t rows, int64_t inputs, Random& rand
     if (type == WeightType::f32) std::memcpy(bytes.data() + 4 * i, &value, 4);
     if (type == WeightType::bf16) std::memcpy(bytes.data() + 2 * i, reinterpret_cast<const uint8_t*>(&value) + 2, 2);
   }
+  for (int64_t row = 0; row < rows && row_header_bytes(type) != 0; ++row) {
+    const float scale = random.real();
+    std::memcpy(bytes.data() + row * stored_row_bytes(type, inputs), &scale, sizeof scale);
+  }
   return bytes;
 }
 
@@ -120,7 +124,7 @@ constexpr std::pair<WeightType, const char*> kWeightTypes[] = {
     {WeightType::f32, "f32"},   {WeightType::f16, "f16"},   {WeightType::bf16, "bf16"}, {WeightType::q8_0, "q8_0"},
     {WeightType::q4_0, "q4_0"}, {WeightType::q4_1, "q4_1"}, {WeightType::q5_0, "q5_0"}, {WeightType::q5_1, "q5_1"},
     {WeightType::q2_k, "q2_k"}, {WeightType::q3_k, "q3_k"}, {WeightType::q4_k, "q4_k"}, {WeightType::q5_k, "q5_k"},
-    {WeightType::q6_k, "q6_k"},
+    {WeightType::q6_k, "q6_k"}, {WeightType::i8, "i8"},     {WeightType::i4_64, "i4_64"}, {WeightType::i4_128, "i4_128"},
 };
 
 // Outputs that leave the last tile ragged, rows that pass every micro-tile, and embedding lookups from the same tiles.
@@ -138,22 +142,28 @@ Verdict check_weights(const Pair& pair, WeightType type, Random& random) {
       repack_tile(type, inputs, rows_of_tile(stored.data(), outputs, row_bytes, t, zeros.data()),
                   tiles.data() + static_cast<size_t>(t) * matrix.tile_bytes);
     }
-    for (int64_t rows = 1; rows <= 14; ++rows) {
+    for (int64_t rows = 1; rows <= 20; ++rows) {
       const Floats x(rows * inputs, random), bias(outputs, random);
-      const size_t q8_stride = q8_row_bytes(static_cast<size_t>(inputs));
-      Bytes q8(static_cast<size_t>(rows) * q8_stride);
-      for (int64_t r = 0; r < rows; ++r) {
-        pair.scalar.quantize(x.data() + r * inputs, q8.data() + static_cast<size_t>(r) * q8_stride, inputs);
-      }
-      for (const bool quantized : {false, true}) {
-        if (quantized && !can_take_q8(type)) continue;
+      for (const Activations kind : {Activations::f32, Activations::q8, Activations::q8x2}) {
+        if (kind != Activations::f32 && !can_take_q8(type)) continue;
+        const size_t stride = row_bytes_of(kind, inputs);
+        Bytes rows_of_x(static_cast<size_t>(rows) * stride);
+        for (int64_t r = 0; r < rows; ++r) {
+          uint8_t* row = rows_of_x.data() + static_cast<size_t>(r) * stride;
+          if (kind == Activations::f32) {
+            std::memcpy(row, x.data() + r * inputs, stride);
+          } else {
+            pair.scalar.quantize(x.data() + r * inputs, row, inputs, is_own(type) ? kMaxQ8Group : kQ8Block,
+                                 kind == Activations::q8x2);
+          }
+        }
         Floats out[2] = {Floats(rows * outputs), Floats(rows * outputs)};
         for (int side = 0; side < 2; ++side) {
           MatmulArgs args;
           args.weight = matrix;
-          args.q8_activations = quantized;
-          args.x = quantized ? q8.data() : reinterpret_cast<const uint8_t*>(x.data());
-          args.x_stride = quantized ? q8_stride : 4 * static_cast<size_t>(inputs);
+          args.activations = kind;
+          args.x = rows_of_x.data();
+          args.x_stride = stride;
           args.bias = rows % 2 ? bias.data() : nullptr;
           args.out = out[side].data();
           args.out_stride = 4 * static_cast<size_t>(outputs);
@@ -193,10 +203,12 @@ Verdict check_row_kernels(const Pair& pair, Random& random) {
     check_rows(verdict, pair, n, [&](const KernelTable& k, float* out) {
       k.rms_norm(x.data(), y.data(), out, n, n, 1e-5f, 1.0f);
     });
-    Bytes a(q8_row_bytes(static_cast<size_t>(n)), 1), b(a.size(), 2);
-    pair.scalar.quantize(x.data(), a.data(), n);
-    pair.other.quantize(x.data(), b.data(), n);
-    verdict.add(a.same_as(b));
+    for (const int group : {kQ8Block, kMaxQ8Group}) {
+      Bytes a(row_bytes_of(Activations::q8x2, n), 1), b(a.size(), 2);
+      pair.scalar.quantize(x.data(), a.data(), n, group, true);
+      pair.other.quantize(x.data(), b.data(), n, group, true);
+      verdict.add(a.same_as(b));
+    }
   }
   for (int64_t head_dim = 2; head_dim <= 80; head_dim += 2) {
     const int64_t rotary_dim = head_dim % 4 ? head_dim : head_dim / 2;
