@@ -11,7 +11,7 @@ namespace {
 constexpr int64_t kInlineBytes = 48 * 1024;  // a pass over less than this is over before another thread is there
 constexpr int64_t kItemsPerThread = 8;       // fine enough that a thread that is held up costs little
 constexpr int64_t kStreamRows = 32;          // up to here memory, not arithmetic, is the limit
-constexpr int64_t kRowBlockBytes = 256 * 1024;  // activations that one thread goes over again and again: in its L2
+constexpr int64_t kRowBlockBytes = 512 * 1024;  // activations that one thread goes over again and again: in its L2
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
