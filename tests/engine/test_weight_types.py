@@ -21,7 +21,7 @@ HALVES = GOLDENS / "hf" / "llama_f16"
 QUANTIZED = GOLDENS / "mixed_quants" / "mixed_quants.gguf"
 
 
-@pytest.mark.parametrize("kind", ["q8_0", "q4_0", "q4_1"])
+@pytest.mark.parametrize("kind", ["q8_0", "q4_0", "q4_1", "i8"])
 def test_what_a_matmul_reads_is_converted_and_counted_to_the_byte(kind: str) -> None:
     with open_model(HALVES, weights=kind) as opened:
         plan = opened.plan(Settings(max_context=64))
@@ -31,7 +31,7 @@ def test_what_a_matmul_reads_is_converted_and_counted_to_the_byte(kind: str) -> 
         for name, weight in opened.program.weights.items():
             stays = weight.role is not Role.MATRIX
             assert opened.types[name].name == ("f16" if stays else kind), name
-        assert opened.stream_kinds[:2] == [kind, f"{kind}*q8"]
+        assert opened.stream_kinds[:2] == [f"{kind}*q8", f"{kind}*q8x2"]
 
 
 def test_a_tied_embedding_is_converted_and_one_of_its_own_is_not() -> None:

@@ -253,7 +253,7 @@ def rows_of_any_size(seed: int, blocks: int) -> NDArray[np.float32]:
 @pytest.mark.parametrize("kind", sorted(TENSOR_TYPES))
 @given(seed=st.integers(0, 2**32), blocks=st.integers(1, 5))
 def test_rows_are_rounded_as_the_reference_rounds_them(kind: str, seed: int, blocks: int) -> None:
-    values = rows_of_any_size(seed, blocks * (8 if kind.endswith("_k") else 1))
+    values = rows_of_any_size(seed, blocks * max(1, TENSOR_TYPES[kind].block_elements // 32))
     out = np.zeros((len(values), TENSOR_TYPES[kind].row_bytes(values.shape[1])), np.uint8)
     convertible = kind in QUANTIZERS and not TENSOR_TYPES[kind].is_float
     assert _native.kernels.round_rows(kind, values, out) == convertible
@@ -265,7 +265,7 @@ def test_rows_are_rounded_as_the_reference_rounds_them(kind: str, seed: int, blo
 @pytest.mark.parametrize("stored", FLOAT_TYPES)
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_converted_matrix_is_the_one_that_was_stored_so(stored: str, held: str, threads: int) -> None:
-    program = one_matmul(1000, 32 * 67, bias=True)
+    program = one_matmul(1000, 128 * 17, bias=True)
     source = source_of(program, stored)
     types = {name: tensor.type for name, tensor in source.tensors.items()} | {"w.weight": TENSOR_TYPES[held]}
     converted = ConvertedWeights(source, types)

@@ -80,9 +80,8 @@ def quantize(values: NDArray[Any], tensor_type: TensorType) -> Bytes:
     """
     rows, n = values.shape
     nbytes = tensor_type.row_bytes(n)
-    if tensor_type.row_header_bytes:
-        return _quantize_i8(np.ascontiguousarray(values, np.float32))
-    blocks = np.ascontiguousarray(values, np.float32).reshape(-1, tensor_type.block_elements)
+    one_scale = n if tensor_type.row_header_bytes else tensor_type.block_elements
+    blocks = np.ascontiguousarray(values, np.float32).reshape(-1, one_scale)
     with np.errstate(invalid="ignore", over="ignore"):
         return QUANTIZERS[tensor_type.name](blocks).reshape(rows, nbytes)
 
@@ -311,6 +310,7 @@ QUANTIZERS: Final[Table[Callable[[Float32], Bytes]]] = Table(
         "q8_0": _quantize_q8_0,
         "q4_0": _quantize_q4_0,
         "q4_1": _quantize_q4_1,
+        "i8": _quantize_i8,
         "i4_64": _quantize_q4_0,
         "i4_128": _quantize_q4_0,
     },

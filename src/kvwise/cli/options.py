@@ -21,7 +21,7 @@ Threads = Annotated[Optional[int], typer.Option(help="Threads; default: what thi
 KvDtype = Annotated[str, typer.Option(help="How K and V are stored: f32, f16 or bf16.")]
 Weights = Annotated[
     Optional[str],  # noqa: UP045
-    typer.Option(help="Convert weights stored in f32, f16 or bf16 while loading: q8_0, q4_0 or q4_1."),
+    typer.Option(help="Convert weights stored in f32, f16 or bf16 while loading: q8_0, q4_0, q4_1, i8, i4_64 or i4_128."),
 ]
 Arguments = typer.Argument(
     metavar="[MODEL] PROMPT",

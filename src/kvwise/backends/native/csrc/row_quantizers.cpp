@@ -39,9 +39,9 @@ float reciprocal(float scale) {
 }
 
 // Bits of magnitudes order as the magnitudes do, and compare as integers in vectors.
-int32_t largest_magnitude_bits(const float* x) {
+int32_t largest_magnitude_bits(const float* x, int64_t n) {
   int32_t most = 0;
-  for (int i = 0; i < kBlock; ++i) {
+  for (int64_t i = 0; i < n; ++i) {
     const auto magnitude = static_cast<int32_t>(bits_of(x[i]) & 0x7fffffffu);
     most = magnitude > most ? magnitude : most;
   }
@@ -52,39 +52,61 @@ void pack_nibbles(const int32_t* codes, uint8_t* out) {
   for (int i = 0; i < kBlock / 2; ++i) out[i] = static_cast<uint8_t>(codes[i] | codes[i + kBlock / 2] << 4);
 }
 
-// f16 scale | 32 signed bytes; halves are rounded away from zero.
+// The largest magnitude of n numbers as 127 steps.
+float eight_bit_scale(const float* x, int64_t n) {
+  const int32_t most_bits = largest_magnitude_bits(x, n);
+  float most;
+  std::memcpy(&most, &most_bits, sizeof most);
+  return most / 127.0f;
+}
+
+// 32 signed bytes; halves are rounded away from zero.
+void store_bytes(const float* x, float inverse, uint8_t* out) {
+  int32_t codes[kBlock];
+  for (int i = 0; i < kBlock; ++i) {
+    const float scaled = std::fabs(x[i] * inverse);
+    const auto whole = static_cast<int32_t>(scaled);
+    const int32_t rounded = whole + (scaled - static_cast<float>(whole) >= 0.5f ? 1 : 0);
+    codes[i] = x[i] < 0.0f ? -rounded : rounded;
+  }
+  for (int i = 0; i < kBlock; ++i) out[i] = static_cast<uint8_t>(codes[i]);
+}
+
+// f16 scale | 32 signed bytes.
 void quantize_q8_0(const float* x, int64_t n, uint8_t* out) {
   for (int64_t b = 0; b < n; b += kBlock, x += kBlock, out += 34) {
-    const int32_t most_bits = largest_magnitude_bits(x);
-    float most;
-    std::memcpy(&most, &most_bits, sizeof most);
-    const float scale = most / 127.0f, inverse = reciprocal(scale);
+    const float scale = eight_bit_scale(x, kBlock);
     store_f16(scale, out);
-    int32_t codes[kBlock];
-    for (int i = 0; i < kBlock; ++i) {
-      const float scaled = std::fabs(x[i] * inverse);
-      const auto whole = static_cast<int32_t>(scaled);
-      const int32_t rounded = whole + (scaled - static_cast<float>(whole) >= 0.5f ? 1 : 0);
-      codes[i] = x[i] < 0.0f ? -rounded : rounded;
-    }
-    for (int i = 0; i < kBlock; ++i) out[2 + i] = static_cast<uint8_t>(codes[i]);
+    store_bytes(x, reciprocal(scale), out + 2);
   }
 }
 
-// f16 scale | 16 bytes of nibbles. The first element farthest from zero becomes code 0, that is -8 scales.
-void quantize_q4_0(const float* x, int64_t n, uint8_t* out) {
-  for (int64_t b = 0; b < n; b += kBlock, x += kBlock, out += 18) {
-    const auto most_bits = static_cast<uint32_t>(largest_magnitude_bits(x));
+// f32 scale of the row | signed bytes.
+void quantize_i8(const float* x, int64_t n, uint8_t* out) {
+  const float scale = eight_bit_scale(x, n), inverse = reciprocal(scale);
+  std::memcpy(out, &scale, sizeof scale);
+  for (int64_t b = 0; b < n; b += kBlock) store_bytes(x + b, inverse, out + 4 + b);
+}
+
+// f16 scale | 16 bytes of nibbles for each 32 of `group` elements: q4_0 and i4. The first element farthest from zero
+// becomes code 0, that is -8 scales.
+template <int group>
+void quantize_nibbles(const float* x, int64_t n, uint8_t* out) {
+  for (int64_t b = 0; b < n; b += group) {
+    const auto most_bits = static_cast<uint32_t>(largest_magnitude_bits(x, group));
     int farthest = 0;
     while ((bits_of(x[farthest]) & 0x7fffffffu) != most_bits) ++farthest;
     const float scale = x[farthest] / -8.0f, inverse = reciprocal(scale);
     store_f16(scale, out);
-    int32_t codes[kBlock];
-    for (int i = 0; i < kBlock; ++i) {  // in double: the product is exact, only the sum is rounded
-      const auto code = static_cast<int32_t>(static_cast<double>(x[i]) * inverse + 8.5);
-      codes[i] = code > 15 ? 15 : code;
+    out += 2;
+    for (int at = 0; at < group; at += kBlock, x += kBlock, out += kBlock / 2) {
+      int32_t codes[kBlock];
+      for (int i = 0; i < kBlock; ++i) {  // in double: the product is exact, only the sum is rounded
+        const auto code = static_cast<int32_t>(static_cast<double>(x[i]) * inverse + 8.5);
+        codes[i] = code > 15 ? 15 : code;
+      }
+      pack_nibbles(codes, out);
     }
-    pack_nibbles(codes, out + 2);
   }
 }
 
@@ -114,8 +136,11 @@ void quantize_q4_1(const float* x, int64_t n, uint8_t* out) {
 RowQuantizer row_quantizer(WeightType type) {
   switch (type) {
     case WeightType::q8_0: return quantize_q8_0;
-    case WeightType::q4_0: return quantize_q4_0;
+    case WeightType::q4_0: return quantize_nibbles<32>;
     case WeightType::q4_1: return quantize_q4_1;
+    case WeightType::i8: return quantize_i8;
+    case WeightType::i4_64: return quantize_nibbles<64>;
+    case WeightType::i4_128: return quantize_nibbles<128>;
     default: return nullptr;
   }
 }
