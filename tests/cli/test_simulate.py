@@ -76,7 +76,7 @@ def test_check_fails_where_the_load_misses_its_slo(kvwise: Kvwise) -> None:
         (("--rate", "1", "--concurrency", "2"), "--rate beside --concurrency"),
         (("--rate", "0"), "a rate of 0 requests/s"),
         (("--rate", "1", "--lengths", "some"), "lengths is 'some'"),
-        (("--rate", "1", "--slo", "fast"), "the SLO 'fast' can't be read"),
+        (("--rate", "1", "--slo", "fast"), "the limits 'fast' can't be read"),
         (("--rate", "1", "--check"), "--check without --slo"),
         (("--slo", "ttft=1s", "--check"), "there is no load"),
         (("--rate", "1", "--requests", "0"), "0 requests"),

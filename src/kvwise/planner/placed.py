@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from kvwise.errors import DoesNotFit, UsageError
+from kvwise.errors import UsageError
 from kvwise.hardware.devices import Placement
 from kvwise.ledger.rows import LedgerRow, sum_predicted
 from kvwise.planner.policy import Policy
@@ -125,17 +125,15 @@ class PlacedPlan:
         """How many requests of the context asked for have room at once."""
         return min(stage.max_requests for stage in self.stages)
 
-    def check_fits(self) -> None:
-        """Raise DoesNotFit with the fullest device's arithmetic unless it fits."""
+    @property
+    def arithmetic(self) -> str:
+        """What the fullest device needs, part by part."""
         stage = self.fullest
-        if stage.fits:
-            return
         rows = " + ".join(f"{row.label} {row.format_value(row.predicted)}" for row in stage.rows)
-        raise DoesNotFit(
+        return (
             f"each of {self.placement.num_devices} x {self.placement.device.name} needs "
             f"{format_bytes(stage.total_bytes + stage.reserve_bytes)}: {rows} + "
-            f"{format_bytes(stage.reserve_bytes)} in reserve",
-            expected=f"at most {format_bytes(stage.budget_bytes)}",
+            f"{format_bytes(stage.reserve_bytes)} in reserve"
         )
 
     def to_json(self) -> dict[str, object]:

@@ -8,6 +8,7 @@ from typing import Final
 from kvwise.backends.price.roofline import RooflinePricer
 from kvwise.errors import DoesNotFit
 from kvwise.ledger.host import HostMemory
+from kvwise.ledger.levers import format_advice
 from kvwise.ledger.memory import MemoryPlan, check_fits
 from kvwise.ledger.rows import LedgerRow, largest_residual_bytes
 from kvwise.planner.latency import Latency
@@ -165,17 +166,28 @@ class Plan:
 
     def check_fits(self) -> None:
         """Raise DoesNotFit with the arithmetic and the single changes that would make it fit."""
-        if self.placed is not None:
-            self.placed.check_fits()
-        elif self.memory is not None:
+        if self.fits:
+            return
+        if self.memory is not None:
             check_fits(self.memory, self.spec)
-        elif not self.fits:
-            raise DoesNotFit(
-                f"this shape needs {format_bytes(self.total_bytes + self.reserve_bytes)}: weights "
-                f"{format_bytes(self.weight_bytes)} + KV {format_bytes(self.kv_bytes)} + "
-                f"{format_bytes(self.reserve_bytes)} in reserve",
-                expected=f"at most {format_bytes(self.budget_bytes)}",
-            )
+        from kvwise.planner.counterfactuals import counterfactuals
+
+        problem, most = self._shortage()
+        raise DoesNotFit(
+            problem,
+            expected=f"at most {format_bytes(most)}",
+            action=format_advice(found.change for found in counterfactuals(self)),
+        )
+
+    def _shortage(self) -> tuple[str, int]:
+        """What is needed, part by part, and the bytes that there are."""
+        if self.placed is not None:
+            return self.placed.arithmetic, self.placed.fullest.budget_bytes
+        return (
+            f"this shape needs {format_bytes(self.total_bytes + self.reserve_bytes)}: weights "
+            f"{format_bytes(self.weight_bytes)} + KV {format_bytes(self.kv_bytes)} + "
+            f"{format_bytes(self.reserve_bytes)} in reserve"
+        ), self.budget_bytes
 
     def to_json(self) -> dict[str, object]:
         """Everything, in plain types; `version` grows when a name changes its meaning."""

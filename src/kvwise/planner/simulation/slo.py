@@ -16,7 +16,6 @@ keeps it; the trials are its evidence.
 from __future__ import annotations
 
 import math
-import re
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -25,13 +24,12 @@ from typing import Final
 from kvwise.errors import UsageError
 from kvwise.planner.simulation.record import Record, Served
 from kvwise.planner.simulation.results import LATENCIES, percentile_of
+from kvwise.planner.target import parse_limits
 
 DEFAULT_PERCENTILE: Final = 99.0
 _OVERLOAD: Final = 0.1
 TOLERANCE: Final = 0.02  # of the rate found; a tenth of what 1,000 requests' luck makes of p99
 _MAX_DOUBLINGS: Final = 40
-_LIMIT: Final = re.compile(r"\s*([a-z0-9]+)\s*=\s*(\d{1,9}(?:\.\d{1,9})?)\s*(us|ms|s|m)\s*")
-_UNITS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +44,7 @@ class Slo:
         """From 'ttft=1s,tpot=50ms'. Raises UsageError."""
         if not 0 < percentile <= 100:
             raise UsageError(f"percentile is {percentile:g}", expected="above 0, at most 100")
-        limits: dict[str, float] = {}
-        for part in text.split(","):
-            match = _LIMIT.fullmatch(part.lower())
-            name = match[1] if match else ""
-            if match is None or name not in _NAMES or name in limits or not float(match[2]):
-                raise UsageError(
-                    f"the SLO {text!r} can't be read",
-                    expected=f"limits such as ttft=1s,tpot=50ms, each of {', '.join(_NAMES)} once at most",
-                )
-            limits[name] = float(match[2]) * _UNITS[match[3]]
-        return cls(limits, percentile)
+        return cls(parse_limits(text, _NAMES), percentile)
 
     def judge(self, record: Record) -> Verdict:
         """How `record` keeps it. Raises UsageError when nothing was served."""
