@@ -32,7 +32,10 @@ SPECS: dict[str, ModelSpec] = {
 
 PROGRAMS: dict[str, Program] = {
     **{name: build_program(spec) for name, spec in SPECS.items()},
-    **{f"{name}_q8": quantize_activations(build_program(spec), lambda _: Quantization()) for name, spec in SPECS.items()},
+    **{
+        f"{name}_q8": quantize_activations(build_program(spec), lambda _: Quantization())
+        for name, spec in SPECS.items()
+    },
 }
 
 

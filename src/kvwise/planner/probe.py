@@ -233,7 +233,7 @@ class _Samples:
         for what, width, requests in (
             ("step", HIDDEN, 1), ("requests", HIDDEN, ENGINE_REQUESTS), ("logits", _WIDE_VOCAB, 1),
         ):  # fmt: skip
-            with self._bench(logits_program(LARGE_PAIRS, width), PASS_TYPE, q8=True) as bench:
+            with self._bench(logits_program(LARGE_PAIRS, width), PASS_TYPE, activations="q8") as bench:
                 self.seconds[what, requests, width].append(bench.engine_overhead(requests))
 
     def passes(self) -> None:
@@ -242,15 +242,15 @@ class _Samples:
         for what, pairs, hidden, inner in (
             ("passes", SMALL_PAIRS, SMALL, SMALL), ("bytes", LARGE_PAIRS, HIDDEN, INTERMEDIATE)
         ):  # fmt: skip
-            with self._bench(matmul_program(pairs, hidden, inner), PASS_TYPE, q8=True) as bench:
+            with self._bench(matmul_program(pairs, hidden, inner), PASS_TYPE, activations="q8") as bench:
                 self._clock(bench, (what, 2 * pairs, 0), 1, 1, 1.0)
 
     def _matmuls(self, kind: str) -> None:
-        name, _, q8 = kind.partition("*")
+        name, _, activations = kind.partition("*")
         pair_bytes = 2 * INTERMEDIATE * TENSOR_TYPES[name].row_bytes(HIDDEN)
         slow = math.inf
         for pairs in sorted({max(1, round(size / pair_bytes)) for size in self.points.working_sets}):
-            with self._bench(matmul_program(pairs), name, q8=bool(q8)) as bench:
+            with self._bench(matmul_program(pairs), name, activations=activations) as bench:
                 read = bench.cost(StepShape.prefill(1)).weight_bytes
                 for rows in self.points.rows:
                     if rows >= slow or (rows >= HIDES_READING and read > HIDES_BYTES):
@@ -284,8 +284,11 @@ class _Samples:
         self.apart[key].append(clocked.spread)
         return clocked.seconds
 
-    def _bench(self, program: Program, weight_type: str = "f32", *, q8: bool = False, kv_type: str = "f16") -> Bench:
-        return Bench(self.backend, program, TENSOR_TYPES[weight_type], self.threads, q8=q8, kv_type=kv_type)
+    def _bench(
+        self, program: Program, weight_type: str = "f32", *, activations: str = "", kv_type: str = "f16"
+    ) -> Bench:
+        kind = TENSOR_TYPES[weight_type]
+        return Bench(self.backend, program, kind, self.threads, activations=activations, kv_type=kv_type)
 
     # What follows from it
 

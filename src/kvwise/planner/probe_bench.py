@@ -184,6 +184,15 @@ class _ZeroSource:
         self._zeros.close()
 
 
+def _quantized(lowered: Program, activations: str) -> Program:
+    """Every quantized slot as one of type `activations`: q8, or q8x2."""
+    kind = SlotType(activations)
+    ops = tuple(replace(op, twice=kind is SlotType.Q8X2) if isinstance(op, Quantize) else op for op in lowered.ops)
+    outs = {op.out for op in ops if isinstance(op, Quantize)}
+    slots = {name: replace(slot, type=kind) if name in outs else slot for name, slot in lowered.slots.items()}
+    return replace(lowered, ops=ops, slots=slots)
+
+
 class Bench:
     """A synthetic program, loaded; matrices of `weight_type`, everything else float32. A context manager."""
 
@@ -194,12 +203,12 @@ class Bench:
         weight_type: TensorType,
         threads: int,
         *,
-        q8: bool = False,
+        activations: str = "",
         kv_type: str = "f16",
     ) -> None:
         types = {name: weight_type if name.startswith("layers.") else TENSOR_TYPES["f32"] for name in program.weights}
         self.kv = KVCacheSpec(program.kv_layers, KV_TYPES[kv_type])
-        self.program = backend.lower(program, types) if q8 else program
+        self.program = _quantized(backend.lower(program, types), activations) if activations else program
         self._weight_bytes = backend.weight_bytes(self.program, types)
         limits = StepLimits(MANY_ROWS, MANY_ROWS // self.kv.block_tokens, MANY_ROWS // self.kv.block_tokens, CONTEXT)
         self._options = LoadOptions(CONTEXT // self.kv.block_tokens, limits, threads)
