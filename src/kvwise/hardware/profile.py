@@ -36,6 +36,13 @@ def interpolated(points: Sequence[tuple[float, float]], at: float) -> float:
     return points[-1][1]
 
 
+def _of_working_set(sets: Points, working_set_bytes: float) -> float:
+    """Lines over 1 / working set: of a set larger than a cache, the cache still holds that part."""
+    if working_set_bytes <= sets[0][0]:
+        return sets[0][1]
+    return interpolated([(-1 / size, seconds) for size, seconds in sets], -1 / working_set_bytes)
+
+
 @dataclass(frozen=True, slots=True)
 class StreamFigures:
     """Seconds per byte of a stream that each of `rows` rows is multiplied with: weights, or K and V.
@@ -57,7 +64,7 @@ class StreamFigures:
         return most / self.seconds_per_byte(most, 0)
 
     def seconds_per_byte(self, rows: float, working_set_bytes: float) -> float:
-        points = [(n, interpolated(sets, working_set_bytes)) for n, sets in self.by_rows]
+        points = [(n, _of_working_set(sets, working_set_bytes)) for n, sets in self.by_rows]
         most, seconds = points[-1]
         return seconds * rows / most if rows > most else interpolated(points, rows)
 

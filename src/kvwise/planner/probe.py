@@ -68,6 +68,7 @@ ROWS_OF_OPS: Final = (4, 64, MANY_ROWS)  # of HIDDEN elements: on one thread, on
 ENGINE_REQUESTS: Final = 8
 MANY_QUERIES_PER_KV: Final = 4
 _WIDE_VOCAB: Final = 2**15
+_KV_LAYER_BYTES: Final = 4 << 20  # of CONTEXT tokens, at most
 
 Report = Callable[[str, float], None]  # (what is measured now, the share that is done)
 Key = tuple[str, float, float]  # what, rows, and bytes: of the working set or of an op
@@ -86,17 +87,23 @@ class Points:
     queries: tuple[int, ...]
     rounds: int
 
+    def within(self, limit: int) -> Points:
+        """Those whose working sets are of at most `limit` bytes, and the smallest."""
+        sets = [size for size in self.working_sets if size <= limit] or self.working_sets[:1]
+        layers = [n for n in self.kv_layers if n * _KV_LAYER_BYTES <= limit] or self.kv_layers[:1]
+        return replace(self, working_sets=tuple(sets), kv_layers=tuple(layers))
 
-FEW: Final = Points((1, 8, 64), (16 << 20, 128 << 20), (4, 32), (1, 4), (64,), 1)
+
+FEW: Final = Points((1, 8, 64), (16 << 20, 256 << 20), (4, 64), (1, 4), (64,), 1)
 ALL: Final = Points(
     (1, 2, 4, 8, 16, 32, 64, 256),
-    (4 << 20, 16 << 20, 32 << 20, 64 << 20, 128 << 20),
-    (1, 4, 32),
+    (4 << 20, 16 << 20, 32 << 20, 96 << 20, 384 << 20),
+    (1, 4, 96),
     (1, 2, 4, 8),
     (16, 64, 256),
     3,
 )
-NEEDED_BYTES: Final = 2 * ALL.working_sets[-1]  # the weights, and as much again for everything beside them
+NEEDED_BYTES: Final = 256 << 20  # at least; larger sets are measured where twice their bytes are free
 
 
 def machine_profile(backend: str, threads: int, kinds: Collection[str], *, measure: bool = True) -> DeviceProfile:
@@ -143,6 +150,7 @@ def probe_machine(
     available = read_host_memory().available_bytes
     if available < NEEDED_BYTES:
         raise NotMeasured(f"not measured: that takes {format_bytes(NEEDED_BYTES)}, of {format_bytes(available)} free")
+    points = points.within(available // 2)
     try:
         result = _probe(BACKENDS[backend], threads, kinds, known, points, report)
     except (BackendError, MemoryError) as problem:
@@ -198,7 +206,7 @@ def _probe(
     streams = {**profile.streams, **{kind: samples.figures(kind) for kind in kinds}}
     spreads = samples.spreads()
     spread = statistics.median(spreads.values()) if spreads else 0.0
-    thorough = points is ALL or profile.thorough
+    thorough = points.rounds > 1 or profile.thorough
     return ProbeResult(
         replace(profile, streams=streams, spread=max(profile.spread, spread), thorough=thorough), spreads
     )
@@ -340,7 +348,7 @@ class _Samples:
         return StreamFigures(tuple(reversed(by_rows)))
 
     def spreads(self) -> dict[str, float]:
-        """By what was measured, for the middle one of its points: half of what rounds, or the only one's runs, are apart."""
+        """By what was measured, at its middle point: half of what rounds are apart, or runs where there is one round."""
         by_what: dict[str, list[float]] = defaultdict(list)
         for key, values in self.seconds.items():
             rounds = (max(values) - min(values)) / 2 / statistics.median(values)
