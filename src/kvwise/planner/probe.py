@@ -348,7 +348,7 @@ class _Samples:
         return StreamFigures(tuple(reversed(by_rows)))
 
     def spreads(self) -> dict[str, float]:
-        """By what was measured, at its middle point: half of what rounds are apart, or runs where there is one round."""
+        """By what was measured, at its middle point: half of what rounds are apart, or runs in the only one."""
         by_what: dict[str, list[float]] = defaultdict(list)
         for key, values in self.seconds.items():
             rounds = (max(values) - min(values)) / 2 / statistics.median(values)
