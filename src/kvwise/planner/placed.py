@@ -19,7 +19,7 @@ from kvwise.errors import UsageError
 from kvwise.hardware.devices import Placement
 from kvwise.ledger.rows import LedgerRow, sum_predicted
 from kvwise.planner.policy import Policy
-from kvwise.program.arena import plan_arena
+from kvwise.program.arena import Arena, plan_arena
 from kvwise.program.ir import Program
 from kvwise.program.shard import shard_program
 from kvwise.program.stages import split_stages, stage_layers
@@ -32,21 +32,47 @@ WeightBytes = Callable[[Program], int]  # of a rank's program
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """A stage as one of its equal ranks runs it, with what does not change with context and batch.
+
+    weights: bytes. Arenas are kept once they are laid out: sweeps ask for the same ones again and again.
+    """
+
+    program: Program
+    num_layers: int
+    weights: int
+    _arenas: dict[tuple[int, int], Arena] = field(default_factory=dict, repr=False, compare=False)
+
+    def arena(self, limits: StepLimits) -> Arena:
+        key = (limits.max_tokens, limits.max_logits_rows)
+        if key not in self._arenas:
+            self._arenas[key] = plan_arena(self.program, limits)
+        return self._arenas[key]
+
+
+@dataclass(frozen=True, slots=True)
 class Stage:
     """Each device of a stage: what it holds, of what there is. `kv`: the rank's heads of the stage's layers.
 
     held_bytes: of one request of the context asked for; logits_row_bytes: of one more row.
     """
 
-    program: Program
+    part: Part
     kv: KVCacheSpec
-    num_layers: int
     rows: tuple[LedgerRow, ...]
     batch: int
     held_bytes: int
     logits_row_bytes: int
     budget_bytes: int
     policy: Policy
+
+    @property
+    def program(self) -> Program:
+        return self.part.program
+
+    @property
+    def num_layers(self) -> int:
+        return self.part.num_layers
 
     @property
     def total_bytes(self) -> int:
@@ -171,7 +197,7 @@ def plan_placed(
     memory_limit: of each device, instead of more. Raises UsageError for what can't be split so, and for a device whose
     memory is not known without a limit.
     """
-    parts = place_program(program, placement)
+    parts = _parts(program, placement, weight_bytes)
     return _plan_parts(parts, program, weight_bytes, kv, placement, policy, context, batch, memory_limit)
 
 
@@ -191,7 +217,10 @@ def vary_placed(
         plan.placement.tensor_parallel,
         plan.placement.pipeline_parallel,
     )
-    parts = tuple(stage.program for stage in plan.stages) if cut_alike else place_program(plan.program, wanted)
+    if cut_alike and weight_bytes is None:
+        parts = tuple(stage.part for stage in plan.stages)
+    else:
+        parts = _parts(plan.program, wanted, weight_bytes or plan.weight_bytes)
     return _plan_parts(
         parts,
         plan.program,
@@ -205,8 +234,15 @@ def vary_placed(
     )
 
 
+def _parts(program: Program, placement: Placement, weight_bytes: WeightBytes) -> tuple[Part, ...]:
+    cut = place_program(program, placement)
+    layers = {int(op.out.split(".")[1]) for op in program.ops if op.out.startswith("layers.")}
+    spread = stage_layers(len(layers), placement.pipeline_parallel)
+    return tuple(Part(part, n, weight_bytes(part)) for part, n in zip(cut, spread, strict=True))
+
+
 def _plan_parts(
-    parts: Sequence[Program],
+    parts: Sequence[Part],
     program: Program,
     weight_bytes: WeightBytes,
     kv: KVCacheSpec,
@@ -217,21 +253,17 @@ def _plan_parts(
     memory_limit: int | None,
 ) -> PlacedPlan:
     budget = _budget_bytes(placement, policy, memory_limit)
-    num_layers = 1 + max((int(op.out.split(".")[1]) for op in program.ops if op.out.startswith("layers.")), default=-1)
-    spread = stage_layers(num_layers, placement.pipeline_parallel)
     stages = []
-    for part, layers in zip(parts, spread, strict=True):
-        its_kv = KVCacheSpec(part.kv_layers, kv.kv_type, policy.block_tokens, part.states)
-        weights = weight_bytes(part)
-        stages.append(_stage(part, its_kv, layers, weights, budget, placement, policy, context, batch))
+    for part in parts:
+        cut = part.program
+        its_kv = KVCacheSpec(cut.kv_layers, kv.kv_type, policy.block_tokens, cut.states)
+        stages.append(_stage(part, its_kv, budget, placement, policy, context, batch))
     return PlacedPlan(placement, policy, tuple(stages), program, weight_bytes, kv, context, batch, memory_limit)
 
 
 def _stage(
-    part: Program,
+    part: Part,
     kv: KVCacheSpec,
-    num_layers: int,
-    weights: int,
     budget: int,
     placement: Placement,
     policy: Policy,
@@ -240,12 +272,12 @@ def _stage(
 ) -> Stage:
     step_tokens = max(min(policy.step_tokens, context * batch), batch)
     logits_rows = policy.logits_rows or batch
-    arena = plan_arena(part, StepLimits(step_tokens, logits_rows, batch, context))
+    arena = part.arena(StepLimits(step_tokens, logits_rows, batch, context))
     held = policy.held_bytes(kv, context)
     states = kv.state_bytes_per_request
-    logits_row = 0 if policy.logits_rows else part.slots[part.output].width * policy.logits_bytes
+    logits_row = 0 if policy.logits_rows else part.program.slots[part.program.output].width * policy.logits_bytes
     parts = (
-        ("weights", weights, "formula: shares of the tensor list"),
+        ("weights", part.weights, "formula: shares of the tensor list"),
         ("kv_pool", batch * (held - states), f"formula: {format_count(batch)} x {format_count(context)} tokens"),
         ("states", batch * states, f"formula: {format_count(batch)} requests"),
         ("arena", arena.total_bytes // 4 * policy.activation_bytes, f"formula: lifetimes x {step_tokens} tokens"),
@@ -255,7 +287,7 @@ def _stage(
         ("collectives", policy.collective_bytes if placement.num_devices > 1 else 0, f"policy {policy.name}"),
     )
     rows = tuple(LedgerRow(name, nbytes, None, "B", source) for name, nbytes, source in parts if nbytes)
-    return Stage(part, kv, num_layers, rows, batch, held, logits_row, budget, policy)
+    return Stage(part, kv, rows, batch, held, logits_row, budget, policy)
 
 
 def _budget_bytes(placement: Placement, policy: Policy, memory_limit: int | None) -> int:
