@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from cli.conftest import TINY, Kvwise
 from kvwise.cli.plan import parse_bytes
 from kvwise.errors import UsageError
 from kvwise.units import GB, GiB, MiB
@@ -135,3 +136,37 @@ def test_the_verdict_names_both_sides_of_the_comparison(kvwise: Any) -> None:
 @pytest.mark.parametrize("command", [(), ("run",), ("chat",), ("plan",), ("trace",), ("models",)])
 def test_h_is_help(kvwise: Any, command: tuple[str, ...]) -> None:
     assert kvwise(*command, "-h").out == kvwise(*command, "--help").out != ""
+
+
+def test_a_target_that_is_missed_is_exit_code_3_with_what_would_keep_it(kvwise: Kvwise) -> None:
+    question = ("plan", "llama-3.1-8b", "--on", "a10g", "--context", "2048", "--batch", "8", "--target")
+    kept = kvwise(*question, "tpot=1s")
+    assert kept.code == 0
+    assert "each of these alone" not in kept.out
+    missed = kvwise(*question, "tpot=20ms")
+    assert missed.code == 3
+    assert "each of these alone keeps the target" in missed.out
+    assert "misses its target: tpot" in missed.err
+    forced = kvwise(*question, "tpot=20ms", "--force", "--json")
+    assert forced.code == 0
+    assert forced.json["forced"] is True
+    assert forced.json["target"]["missed"] == ["tpot"]
+    assert any(change["lever"] == "devices" for change in forced.json["changes"])
+
+
+def test_what_does_not_fit_says_what_would_and_may_be_forced(kvwise: Kvwise) -> None:
+    question = ("plan", "llama-3.1-70b", "--on", "h100", "--check")
+    refused = kvwise(*question)
+    assert refused.code == 3
+    assert "each of these alone makes it fit" in refused.out
+    assert "any one of these makes it fit" in refused.err
+    assert "weights in int4_g128" in refused.err
+    forced = kvwise(*question, "--force", "--json")
+    assert forced.code == 0
+    assert (forced.json["fits"], forced.json["forced"]) == (False, True)
+
+
+def test_a_target_on_this_machine_says_what_is_missing(kvwise: Kvwise) -> None:
+    done = kvwise("plan", str(TINY), "--target", "tpot=1s")
+    assert done.code == 1
+    assert "no latency is predicted" in done.err

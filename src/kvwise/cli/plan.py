@@ -12,7 +12,7 @@ from kvwise.errors import UsageError
 from kvwise.units import GB, GiB, KiB, MiB, TiB
 
 if TYPE_CHECKING:
-    from kvwise.planner.plan import Plan
+    from kvwise.planner.counterfactuals import Judgement
 
 _UNITS: Final = {
     "": 1, "b": 1, "kib": KiB, "mib": MiB, "gib": GiB, "tib": TiB, "kb": 10**3, "mb": 10**6, "gb": GB, "tb": 10**12,
@@ -34,11 +34,16 @@ def plan_command(
     memory: Annotated[Optional[str], typer.Option(help="Fail (exit 3) unless it fits into this: 8GiB.")] = None,  # noqa: UP045
     check: Annotated[bool, typer.Option("--check", help="Fail (exit 3) unless it fits the machine.")] = False,
     on: Annotated[Optional[str], typer.Option(help="On devices: a10g, h100:4, h100:tp2,pp2.")] = None,  # noqa: UP045
+    target: Annotated[Optional[str], typer.Option(help="Fail (exit 3) unless it keeps ttft=1s,tpot=50ms.")] = None,  # noqa: UP045
+    force: Annotated[bool, typer.Option("--force", help="Take it anyway: never fail, and say so in the JSON.")] = False,
     as_json: o.Json = False,
 ) -> None:
     """Say what MODEL takes in memory, here or on other devices. Reads no weights; a bare config.json is enough."""
+    from kvwise.planner.counterfactuals import judge
     from kvwise.planner.memory import plan, plan_shape
+    from kvwise.planner.target import Target
 
+    wanted = None if target is None else Target.parse(target)
     shape = {"--layers": layers, "--kv-heads": kv_heads, "--head-dim": head_dim}
     limit = None if memory is None else parse_bytes("--memory", memory)
     if model is not None:
@@ -66,20 +71,23 @@ def plan_command(
             params=params, layers=layers, kv_heads=kv_heads, head_dim=head_dim, q_heads=q_heads, context=context,
             batch=batch, kv_dtype=kv_dtype, weights="bf16" if weights is None else weights, memory_limit=limit, on=on,
         )  # fmt: skip
-    _print(result, as_json)
-    if check or limit is not None:
-        result.check_fits()
+    judgement = judge(result, wanted, forced=force)
+    _print(judgement, as_json)
+    if check or limit is not None or wanted is not None:
+        judgement.check()
 
 
-def _print(result: Plan, as_json: bool) -> None:
+def _print(judgement: Judgement, as_json: bool) -> None:
     from kvwise.cli.output import people, print_json
 
     if as_json:
-        print_json(result.to_json())
+        print_json(judgement.to_json())
     else:
-        from kvwise.cli.plan_tables import render_plan
+        from kvwise.cli.plan_tables import render_changes, render_plan
 
-        render_plan(result, people(stderr=False))
+        console = people(stderr=False)
+        render_plan(judgement.plan, console)
+        render_changes(judgement, console)
 
 
 def parse_bytes(option: str, text: str) -> int:

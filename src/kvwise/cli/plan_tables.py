@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from kvwise.cli.latency_tables import bounds_lines, latency_table
-from kvwise.units import format_bytes, format_count
+from kvwise.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from kvwise.planner.counterfactuals import Judgement
     from kvwise.planner.placed import PlacedPlan
     from kvwise.planner.plan import Plan
 
@@ -41,6 +42,28 @@ def render_plan(plan: Plan, console: Console) -> None:
             console.print(line)
     for note in plan.notes:
         console.print(f"note: {printable(note)}", style="dim")
+
+
+def render_changes(judgement: Judgement, console: Console) -> None:
+    """What would make it do, where it does not, and what each change costs. Prints to `console`, nothing else."""
+    if judgement.does:
+        return
+    purpose = "makes it fit" if not judgement.plan.fits else "keeps the target"
+    if not judgement.changes:
+        console.print(f"no single change {purpose}")
+        return
+    table = _table(f"each of these alone {purpose}", "TTFT", "TPOT", "output", "quality")
+    for found in judgement.changes:
+        latency = found.latency
+        tpot = None if latency is None else latency.tpot_s
+        table.add_row(
+            found.change.words,
+            "" if latency is None else format_seconds(latency.ttft_s.value),
+            "" if tpot is None else format_seconds(tpot.value),
+            "" if latency is None else f"{latency.output_tokens_per_s.value:,.0f} tokens/s",
+            found.quality or "the same",
+        )
+    console.print(table)
 
 
 def _ledger(plan: Plan) -> Table:
