@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvwise.errors import UsageError
 from kvwise.studies.pages import STUDY
 from kvwise.studies.pages.by_engine import hold_by_engine
 from kvwise.studies.pages.measurement import Sizes, measure
@@ -56,6 +57,12 @@ def test_the_simulation_of_blocks_is_what_the_engine_does(lengths: list[tuple[in
     simulated, real = hold_in_blocks(lengths, POOL, block_tokens), hold_by_engine(lengths, POOL, block_tokens)
     check_shares(simulated)
     assert astuple(simulated) == pytest.approx(astuple(real), abs=1e-12)
+
+
+def test_requests_that_all_fit_at_once_are_refused() -> None:
+    for hold in (hold_in_blocks, hold_by_engine):
+        with pytest.raises(UsageError, match="somebody waits"):
+            hold([(10, 5)] * 3, POOL, 16)
 
 
 def test_room_for_the_longest_holds_as_many_as_divide_the_pool() -> None:

@@ -14,7 +14,7 @@ from kvwise.kvcache import KVCache
 from kvwise.spec.kv import KV_TYPES, KVCacheSpec, LayerKV
 from kvwise.spec.request import Request, SamplingParams
 from kvwise.spec.shape import StepLimits
-from kvwise.studies.pages.policies import Lengths, Use
+from kvwise.studies.pages.policies import Lengths, Use, check_waits
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,18 +26,20 @@ _SAMPLES: Final = 5
 
 
 class _Watching:
-    """Computes nothing; notes at each step in which somebody waits how the pool is used."""
+    """Computes nothing; notes at each step how the pool is used, until nobody waits."""
 
     def __init__(self, num_requests: int) -> None:
         self.engine: Engine | None = None
         self.notes: list[tuple[int, int, int]] = []  # tokens stored, slots in use, requests
+        self.somebody_waits = True
         self._num_requests, self._steps = num_requests, 0
 
     def execute(self, batch: StepBatch) -> NDArray[np.float32]:
         assert self.engine is not None
         self._steps += 1
         stats, held = self.engine.cache.stats(), len(self.engine.cache.requests)
-        if len(self.engine.outputs) + held < self._num_requests:
+        self.somebody_waits &= len(self.engine.outputs) + held < self._num_requests
+        if self.somebody_waits:
             # Tokens of this step are reserved and not yet counted as used.
             self.notes.append((stats.used_tokens + batch.num_tokens, stats.used_slots, held))
         return np.ones((batch.num_logits_rows, _VOCAB), np.float32)
@@ -55,7 +57,10 @@ def hold_by_engine(lengths: Lengths, pool_tokens: int, block_tokens: int) -> Use
     watching.engine = engine
     for i, (prompt, output) in enumerate(lengths):
         engine.add_request(Request(str(i), (0,) * prompt, SamplingParams(max_tokens=output)))
-    preempted = sum(len(report.preempted) for report in engine.run())
+    preempted = 0
+    while watching.somebody_waits:
+        preempted += len(engine.step().preempted)
+    check_waits(len(watching.notes))
     stored, used, requests = (statistics.fmean(column) for column in zip(*watching.notes, strict=True))
     return Use(
         stored=stored / pool_tokens,

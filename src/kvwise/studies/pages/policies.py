@@ -2,7 +2,7 @@
 
 Time is counted in steps. A request is prefilled in the step that admits it and then grows by a token a step; its last
 token is never kept. Whoever is first in line is admitted as soon as there is room, and nobody before. All shares are
-means over the steps in which somebody waits.
+means over the steps until nobody waits.
 
     pool   | stored | later | internal          | external, unused |
              tokens   slots   slots that are      slots that nobody
@@ -60,6 +60,12 @@ def by_oracle(prompt: int, output: int) -> int:
     return kept_tokens(prompt, output)
 
 
+def check_waits(steps: int) -> None:
+    """Raise UsageError where there was no step in which somebody waited."""
+    if not steps:
+        raise UsageError("all requests fit into the pool at once", expected="so many that somebody waits")
+
+
 @dataclass(slots=True)
 class _Totals:
     """Sums over steps; turned into shares at the end."""
@@ -73,8 +79,7 @@ class _Totals:
     steps: int = 0
 
     def use(self, pool_tokens: int, preempted: float = 0.0) -> Use:
-        if not self.steps:
-            raise UsageError("all requests fit into the pool at once", expected="so many that somebody waits")
+        check_waits(self.steps)
         slots = self.steps * pool_tokens
         shares = {f.name: getattr(self, f.name) / slots for f in fields(self)[:5]}
         return Use(**shares, requests=self.requests / self.steps, preempted=preempted)
