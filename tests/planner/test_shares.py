@@ -13,7 +13,8 @@ import kvwise
 from kvwise.checkpoint.stored import FileTensor
 from kvwise.errors import UsageError
 from kvwise.models import build_program
-from kvwise.planner.shares import share_bytes, stored_pieces
+from kvwise.planner.shares import share_bytes, stored_pieces, stored_weights
+from kvwise.planner.sizes import uniform_types, weight_type
 from kvwise.planner.stored import LOADED, count_tensors
 from kvwise.program.ir import Program
 from kvwise.program.shard import shard_program
@@ -95,3 +96,36 @@ def test_tensors_of_no_known_name_are_shared_out_as_their_layer_and_said_to_be()
     assert not piece.known
     held = share_bytes([piece], program, shard_program(program, 2))
     assert 1000 <= held < 2000
+
+
+@pytest.mark.parametrize(
+    ("packed", "scales", "name"),
+    [
+        (("I32", 8), [("F16", 128, 2), ("I32", 128, 0.5)], "int4_g128"),
+        (("U8", 2), [("F8_E4M3", 16, 1)], "nvfp4"),
+        (("U8", 2), [("U8", 32, 1)], "mxfp4"),
+        (("F8_E4M3", 1), [("F32", 128 * 128, 4)], "fp8"),
+        (("I8", 1), [("F16", 1024, 2)], "int8"),
+        (("BF16", 1), [], "bf16"),
+        (("q4_k", 1), [], "q4_k"),
+    ],
+)
+def test_a_price_reads_weights_as_they_are_stored(
+    packed: tuple[str, int], scales: list[tuple[str, int, float]], name: str
+) -> None:
+    config = {"model_type": "llama", "hidden_size": 1024, "num_hidden_layers": 1, "intermediate_size": 1024,
+              "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 64}  # fmt: skip
+    program = build_program(spec_from_config(config))
+    plain = uniform_types(program, weight_type("bf16"))
+    elements = 1024 * 1024
+    bits = {"I32": 32, "U8": 8, "F8_E4M3": 8, "I8": 8, "BF16": 16, "q4_k": 4.5}[packed[0]]
+    stem = "model.layers.0.self_attn.o_proj."
+    tensors = [Tensor(f"{stem}a", (), packed[0], int(elements // packed[1] * bits / 8))]
+    tensors += [
+        Tensor(f"{stem}s{i}", (), d, int(elements // group * size)) for i, (d, group, size) in enumerate(scales)
+    ]
+    types, sizes = stored_weights(stored_pieces(cast(list[FileTensor], tensors), program), program, plain)
+    assert types["layers.0.attn.o.weight"].name == name
+    assert sizes["layers.0.attn.o.weight"] == sum(tensor.nbytes for tensor in tensors)
+    assert types["layers.0.attn.q.weight"].name == "bf16"
+    assert sizes["layers.0.attn.q.weight"] == 2 * elements

@@ -32,7 +32,7 @@ from kvwise.planner.plan import Alternative, Plan
 from kvwise.planner.policy import KVWISE, Policy
 from kvwise.planner.pricing import roofline_pricer
 from kvwise.planner.shape import DEFAULT_CONTEXT, plan_shape
-from kvwise.planner.shares import share_bytes
+from kvwise.planner.shares import share_bytes, stored_weights
 from kvwise.planner.sizes import (
     StoredSizes,
     check_rows_divide,
@@ -118,7 +118,10 @@ def plan(
         work = Workload(*split_context(context, output_tokens), batch, max(1, placed.max_requests) * context)
         has_experts = any(weight.role is Role.EXPERTS for weight in program.weights.values())
         try:
-            pricer = roofline_pricer(program, types, stored_bytes(program, types), kv, placement, ENGINES[engine])
+            sizes = stored_bytes(program, types)
+            if stored is not None:
+                types, sizes = stored_weights(stored.pieces, program, types)
+            pricer = roofline_pricer(program, types, sizes, kv, placement, ENGINES[engine])
             latency = placed_latency(pricer, work, has_experts=has_experts)
         except NotMeasured as problem:
             pricer, unknown = None, (f"no latency: {problem}",)

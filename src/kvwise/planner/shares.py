@@ -9,10 +9,12 @@ gguf-py/gguf/constants.py and tensor_mapping.py.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from kvwise.planner.sizes import stored_bytes, weight_type
+from kvwise.spec.dtypes import TENSOR_TYPES, TensorType
 from kvwise.units import ceil_div
 
 if TYPE_CHECKING:
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
     from kvwise.program.ir import Program
 
 _LAYER: Final = re.compile(r"(?:.*\.)?(?:layers|h|blk)\.(\d{1,6})\.(.+)")
+_FOUR_BITS_AND_SCALES: Final = 6.0  # bits of a weight; the widest of four bits are NF4 and groups of 16
+_EIGHT_BITS_AND_SCALES: Final = 12.0
+
 # Outside of layers: a weight's name, or with a dot how those of all layers end. The first row that matches counts.
 _TABLES: Final = tuple(
     (re.compile(f".*(?:{pattern}).*"), ending)
@@ -72,22 +77,60 @@ _STEMS: Final = tuple(
 class StoredPiece:
     """Bytes that hold the weights `names` of the program; without names, of `layer` and whole on every rank.
 
-    known: whether the tensor's name said so; otherwise the names are those of the whole layer.
+    known: whether the tensor's name said so; otherwise the names are those of the whole layer. dtypes: of the tensors,
+    the largest share first.
     """
 
     names: tuple[str, ...]
     layer: int | None
     known: bool
     nbytes: int
+    dtypes: tuple[str, ...]
 
 
 def stored_pieces(tensors: Iterable[FileTensor], program: Program) -> tuple[StoredPiece, ...]:
     """Which weights of `program` the tensors hold, those of the same weights summed. Pure."""
-    sums: dict[tuple[tuple[str, ...], int | None, bool], int] = {}
+    sums: dict[tuple[tuple[str, ...], int | None, bool], dict[str, int]] = {}
     for tensor in tensors:
         layer, names, known = _weights_of(tensor.name, program)
-        sums[names, layer, known] = sums.get((names, layer, known), 0) + tensor.nbytes
-    return tuple(StoredPiece(*key, nbytes) for key, nbytes in sums.items())
+        by_dtype = sums.setdefault((names, layer, known), {})
+        by_dtype[tensor.type_name] = by_dtype.get(tensor.type_name, 0) + tensor.nbytes
+    return tuple(
+        StoredPiece(*key, sum(by_dtype.values()), tuple(sorted(by_dtype, key=lambda d: -by_dtype[d])))
+        for key, by_dtype in sums.items()
+    )
+
+
+def stored_weights(
+    pieces: Iterable[StoredPiece], program: Program, plain: Mapping[str, TensorType]
+) -> tuple[dict[str, TensorType], dict[str, int]]:
+    """Each weight's type and bytes, for a price: as the pieces say, else `plain`. Pure.
+
+    A packed type is told by its bits and the type of its scales; its bytes are the file's.
+    """
+    types, sizes = dict(plain), stored_bytes(program, plain)
+    for piece in pieces:
+        elements = {name: program.weights[name].num_elements for name in piece.names if piece.known}
+        total = sum(elements.values())
+        for name, n in elements.items():
+            sizes[name] = piece.nbytes * n // total
+            types[name] = _type_of(piece, 8 * piece.nbytes / total, plain[name])
+    return types, sizes
+
+
+def _type_of(piece: StoredPiece, bits: float, plain: TensorType) -> TensorType:
+    first = piece.dtypes[0].lower()
+    if first.startswith("f8"):
+        return weight_type("fp8")
+    if first in TENSOR_TYPES and first != "i8":
+        return TENSOR_TYPES[first]
+    if bits > _EIGHT_BITS_AND_SCALES:
+        return plain
+    if bits > _FOUR_BITS_AND_SCALES:
+        return weight_type("int8")
+    if "U8" in piece.dtypes and "F8_E4M3" in piece.dtypes:
+        return weight_type("nvfp4")
+    return weight_type("mxfp4" if piece.dtypes == ("U8",) else "int4_g128")
 
 
 def share_bytes(pieces: Iterable[StoredPiece], whole: Program, part: Program) -> int:
