@@ -166,7 +166,10 @@ def test_what_does_not_fit_says_what_would_and_may_be_forced(kvwise: Kvwise) -> 
     assert (forced.json["fits"], forced.json["forced"]) == (False, True)
 
 
-def test_a_target_on_this_machine_says_what_is_missing(kvwise: Kvwise) -> None:
+def test_a_target_on_this_machine_says_what_is_missing(
+    kvwise: Kvwise, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("KVWISE_CACHE", str(tmp_path))  # where no profile is
     done = kvwise("plan", str(TINY), "--target", "tpot=1s")
     assert done.code == 1
     assert "no latency is predicted" in done.err

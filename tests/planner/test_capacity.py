@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvwise.errors import DoesNotFit, InputError, UsageError
+from kvwise.errors import DoesNotFit, InputError, NotMeasured, UsageError
 from kvwise.planner.capacity import MAX_REQUESTS, Deployment, deploy, measure_capacity
 from kvwise.planner.memory import plan
 from kvwise.planner.simulation.asked import Asked
+from kvwise.planner.simulation.load import closed_load, fixed_sizes
 from kvwise.planner.simulation.results import summarize
 from kvwise.planner.simulation.slo import Slo
+from kvwise.spec.shape import StepShape
 from kvwise.units import GiB
 
 CONFIG: dict[str, Any] = {
@@ -136,3 +139,29 @@ def test_loads_that_can_not_be_are_refused(
 ) -> None:
     with pytest.raises(InputError):
         Asked.of(rate, concurrency, None, lengths, requests, seed=0)
+
+
+class Every:
+    """A machine on which each token takes as long."""
+
+    def seconds(self, shape: StepShape) -> float:
+        return 1e-3 * shape.num_tokens
+
+
+def test_on_this_machine_the_pool_is_the_ledgers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvwise.planner.capacity.machine_pricer", lambda memory: Every())
+    roomy = on("this", context=512)
+    assert roomy.setup.num_blocks == roomy.setup.limits.max_requests * 512 // 16
+    assert (roomy.setup.limits.max_tokens, roomy.setup.limits.max_context) == (512, 512)
+    memory = roomy.plan.memory
+    assert memory is not None
+    tight = on("this", context=512, memory_limit=memory.total_bytes - memory.needs.kv_pool_bytes // 2)
+    assert 512 // 16 <= tight.setup.num_blocks < roomy.setup.num_blocks
+    record = tight.serve(closed_load(fixed_sizes(100, 11, 3), 1))
+    assert [served.tpot_s for served in record.requests] == pytest.approx([1e-3] * 3)
+
+
+def test_a_machine_that_was_never_measured_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("KVWISE_CACHE", str(tmp_path))
+    with pytest.raises(NotMeasured):
+        on("this", context=512)

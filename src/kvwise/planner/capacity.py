@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Final
 
 from kvwise.backends.price.engines import DEFAULT_ENGINE, ENGINES
-from kvwise.backends.price.price import Pricer, stream_kinds
-from kvwise.errors import DoesNotFit, NotMeasured, UsageError
+from kvwise.errors import DoesNotFit, UsageError
 from kvwise.hardware.devices import Placement, parse_placement
 from kvwise.ledger.memory import MemoryPlan, choose_num_blocks, vary_plan
+from kvwise.planner.machine import machine_pricer
 from kvwise.planner.memory import plan
 from kvwise.planner.placed import PlacedPlan, Stage
 from kvwise.planner.plan import Plan
@@ -31,7 +31,6 @@ from kvwise.planner.simulation.record import Record
 from kvwise.planner.simulation.results import Summary, summarize
 from kvwise.planner.simulation.simulate import EngineSetup, Progress, simulate
 from kvwise.planner.simulation.slo import Search, Slo, Verdict, find_highest_concurrency, find_highest_rate
-from kvwise.planner.sizes import StoredSizes
 from kvwise.planner.tables import check_tokens
 from kvwise.spec.model import ModelSpec
 from kvwise.spec.shape import StepLimits, StepShape
@@ -214,21 +213,10 @@ def _without_room(placed: PlacedPlan) -> DoesNotFit:
 def _deploy_here(
     planned: Plan, memory: MemoryPlan, placement: Placement, limits: StepLimits, prefix_cache: bool
 ) -> Deployment:
-    from kvwise.planner.machine import read_machine
-
-    if isinstance(memory.backend, StoredSizes):
-        raise NotMeasured(
-            "no backend here runs this model, so nothing says how long a step takes", action="simulate it --on a device"
-        )
     memory = vary_plan(memory, options=replace(memory.options, limits=limits))
     num_blocks = choose_num_blocks(memory)
-    program, types = memory.program, memory.types
-    machine = read_machine(memory.backend.name, memory.options.threads, stream_kinds(program, types, memory.kv))
-    pricer = machine.corrected(
-        Pricer(program, memory.kv, memory.backend.weight_bytes(program, types), types, machine.profile)
-    )
     setup = EngineSetup(
         num_blocks, limits, memory.kv.block_tokens, prefix_cache, kv_bytes_per_token=memory.kv.bytes_per_token
     )
-    times = PricedSteps(pricer.seconds, Bends.of(program))
+    times = PricedSteps(machine_pricer(memory).seconds, Bends.of(memory.program))
     return Deployment(planned, placement, "kvwise", setup, times)

@@ -87,21 +87,31 @@ def read_machine(backend: str, threads: int, kinds: list[str], *, measure: bool 
 
 def machine_latency(memory: MemoryPlan, work: Workload) -> Latency:
     """On this machine, as far as it was measured before: nothing is measured now. Raises NotMeasured."""
-    program, types, kv, options = memory.program, memory.types, memory.kv, memory.options
-    if isinstance(memory.backend, StoredSizes):
-        raise NotMeasured("no backend here runs this model, so nothing says how long a step takes")
-    kinds = stream_kinds(program, types, kv)
-    machine = read_machine(memory.backend.name, options.threads, kinds, measure=False)
-    pricer = Pricer(program, kv, memory.backend.weight_bytes(program, types), types, machine.profile)
+    machine, pricer = _machine_of(memory)
     return predict_latency(
         machine.corrected(pricer),
         work,
-        machine=f"{machine.profile.device}, {options.threads} threads",
+        machine=f"{machine.profile.device}, {memory.options.threads} threads",
         engine="kvwise",
-        step_tokens=options.limits.max_tokens,
+        step_tokens=memory.options.limits.max_tokens,
         band=machine.band,
         turning=False,
     )
+
+
+def machine_pricer(memory: MemoryPlan) -> StepPricer:
+    """Steps of `memory`'s program on this machine, as far as it was measured before. Raises NotMeasured."""
+    machine, pricer = _machine_of(memory)
+    return machine.corrected(pricer)
+
+
+def _machine_of(memory: MemoryPlan) -> tuple[Machine, Pricer]:
+    program, types, kv = memory.program, memory.types, memory.kv
+    if isinstance(memory.backend, StoredSizes):
+        raise NotMeasured("no backend here runs this model, so nothing says how long a step takes")
+    kinds = stream_kinds(program, types, kv)
+    machine = read_machine(memory.backend.name, memory.options.threads, kinds, measure=False)
+    return machine, Pricer(program, kv, memory.backend.weight_bytes(program, types), types, machine.profile)
 
 
 @dataclass(frozen=True, slots=True)

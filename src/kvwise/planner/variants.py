@@ -21,6 +21,7 @@ from kvwise.ledger.levers import Lever
 from kvwise.ledger.memory import MemoryPlan, with_change
 from kvwise.ledger.memory import levers as levers_here
 from kvwise.planner.latency import Latency, placed_latency
+from kvwise.planner.machine import machine_latency
 from kvwise.planner.placed import PlacedPlan, vary_placed
 from kvwise.planner.plan import Plan
 from kvwise.planner.pricing import roofline_pricer
@@ -65,11 +66,11 @@ class Variant(Protocol):
 
 def variant_of(plan: Plan) -> Variant:
     """`plan` as it is."""
+    output_tokens = None if plan.latency is None else plan.latency.output_tokens
     if plan.placed is not None:
-        output_tokens = None if plan.latency is None else plan.latency.output_tokens
         return PlacedVariant(plan.placed, plan.pricer, output_tokens)
     if plan.memory is not None:
-        return LocalVariant(plan.memory, plan.spec)
+        return LocalVariant(plan.memory, plan.spec, output_tokens)
     return ShapeVariant(plan)
 
 
@@ -90,9 +91,8 @@ class PlacedVariant:
         if self.pricer is None:
             return None
         placed = self.placed
-        output = None if self.output_tokens is None else min(self.output_tokens, max(1, placed.context - 1))
         room = max(1, placed.max_requests) * placed.context
-        work = Workload(*split_context(placed.context, output), placed.batch, room)
+        work = _workload(placed.context, self.output_tokens, placed.batch, room)
         has_experts = any(weight.role is Role.EXPERTS for weight in placed.program.weights.values())
         try:
             return placed_latency(self.pricer, work, has_experts=has_experts, turning=False)
@@ -197,6 +197,7 @@ class LocalVariant:
 
     memory: MemoryPlan
     spec: ModelSpec | None
+    output_tokens: int | None
 
     @property
     def fits(self) -> bool:
@@ -204,7 +205,12 @@ class LocalVariant:
 
     @property
     def latency(self) -> Latency | None:
-        return None
+        limits = self.memory.options.limits
+        work = _workload(limits.max_context, self.output_tokens, limits.max_requests)
+        try:
+            return machine_latency(self.memory, work)
+        except NotMeasured:
+            return None
 
     def levers(self) -> tuple[Lever, ...]:
         return levers_here(self.memory, self.spec)
@@ -249,6 +255,12 @@ class ShapeVariant:
     def _weights_in(self, name: str) -> int:
         stored_as = weight_type(name)
         return ceil_div(self.plan.parameters, stored_as.block_elements) * stored_as.block_bytes
+
+
+def _workload(context: int, output_tokens: int | None, batch: int, cache_tokens: int | None = None) -> Workload:
+    """Of a context that is too short for its output the output is cut."""
+    output = None if output_tokens is None else min(output_tokens, max(1, context - 1))
+    return Workload(*split_context(context, output), batch, cache_tokens)
 
 
 def _smaller_kv(kv: KVCacheSpec) -> list[str]:
