@@ -53,6 +53,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--stride", type=int, default=768)
     parser.add_argument("--weights", default="", help="by name, separated by commas; all if not given")
     parser.add_argument("--kv", default="", help="likewise")
+    parser.add_argument("--keep-llamacpp", action="store_true", help="take llama.cpp's figures from earlier results")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, default=REPOSITORY / "benchmarks" / "results" / "quality.json")
     parser.add_argument("--page", type=Path, default=REPOSITORY / "docs" / "quality.md")
@@ -70,7 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(dir=args.work) as folder:
         study.make_base(Path(folder))
         for weights, kv in wanted(args.weights, args.kv):
-            row = study.measure(weights, kv)
+            known = kept.get((weights.name, kv), {}).get("llamacpp") if args.keep_llamacpp else None
+            row = study.measure(weights, kv, known)
             if row is None:
                 print(f"{weights.name} needs llama.cpp's quantizers: left out", file=sys.stderr)
                 continue
@@ -151,15 +153,15 @@ class Study:
         self._score(path, FLOAT, BASE_KV, Tally(self._ids, self._windows, base, record=True))
         self._base = base
 
-    def measure(self, weights: Weights, kv: str) -> dict[str, Any] | None:
-        """A row; None where there is no file of these weights."""
+    def measure(self, weights: Weights, kv: str, known: dict[str, Any] | None = None) -> dict[str, Any] | None:
+        """A row; None where there is no file of these weights. `known`: llama.cpp's part of it, from before."""
         path = ensure(self._files, weights, self._llamacpp)
         if path is None:
             return None
         tally = Tally(self._ids, self._windows, self._base)
         bits = self._score(path, weights, kv, tally)
         comparable = self._llamacpp and kv in LLAMACPP_KV and not weights.converted
-        theirs = self._score_llamacpp(path, kv) if comparable else None
+        theirs = known or (self._score_llamacpp(path, kv) if comparable else None)
         return {"weights": weights.name, "kv": kv, "bits": bits, **tally.summary(), "llamacpp": theirs}
 
     def _score(self, path: Path, weights: Weights, kv: str, tally: Tally) -> float:
