@@ -17,7 +17,7 @@ from kvwise.planner.error_band import EXACT, ErrorBand, datasheet_band
 from kvwise.planner.steady_state import Workload, steady_state
 from kvwise.spec.shape import StepShape
 
-LARGEST_BATCH: Final = 2**16  # no step of more requests is asked for
+LARGEST_BATCH: Final = 2**13  # no step of more requests is asked for
 
 
 @dataclass(frozen=True, slots=True)

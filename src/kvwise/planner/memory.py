@@ -121,7 +121,8 @@ def plan(
             sizes = stored_bytes(program, types)
             if stored is not None:
                 types, sizes = stored_weights(stored.pieces, program, types)
-            pricer = roofline_pricer(program, types, sizes, kv, placement, ENGINES[engine])
+            programs = [stage.program for stage in placed.stages]
+            pricer = roofline_pricer(program, types, sizes, kv, placement, ENGINES[engine], placed=programs)
             latency = placed_latency(pricer, work, has_experts=has_experts)
         except NotMeasured as problem:
             pricer, unknown = None, (f"no latency: {problem}",)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from kvwise.backends.price.efficiency import EXPECTED, IDEAL, Efficiency
 from kvwise.backends.price.engines import ROOFLINE, EngineTiming
@@ -22,17 +22,19 @@ def roofline_pricer(
     placement: Placement,
     engine: EngineTiming,
     *,
+    placed: Sequence[Program] = (),
     efficiency: Efficiency | None = None,
     compute: str | None = None,
 ) -> RooflinePricer:
     """Prices steps of `program` on `placement` under `engine`. Pure.
 
-    types, weight_bytes: of the whole program's weights, as stored. efficiency: default: what is expected of an engine,
+    types, weight_bytes: of the whole program's weights, as stored. placed: the programs of the placement's stages,
+    where they are known. efficiency: default: what is expected of an engine,
     the peaks themselves without one. compute: the type of all products, where it is not the one that goes with the
     weights' types. Raises UsageError where the program can't be cut so.
     """
     parts = []
-    for stage in place_program(program, placement):
+    for stage in placed or place_program(program, placement):
         held = {
             name: -(-weight_bytes[name] * weight.num_elements // program.weights[name].num_elements)
             for name, weight in stage.weights.items()

@@ -150,19 +150,28 @@ def _widths(program: Program, slots: Mapping[str, None] | list[str]) -> tuple[in
     return tokens, sum(program.slots[s].width for s in slots) - tokens
 
 
+_PLAIN_FIELDS: dict[type[Op], tuple[str, ...]] = {}  # as they are asked for
+
+
+def _plain_fields(kind: type[Op]) -> tuple[str, ...]:
+    """Fields that name no slot and no weight."""
+    if kind not in _PLAIN_FIELDS:
+        named = {"out", *kind.slot_fields, *kind.weight_fields}
+        _PLAIN_FIELDS[kind] = tuple(f.name for f in fields(kind) if f.name not in named)
+    return _PLAIN_FIELDS[kind]
+
+
 def _signature(program: Program, op: Op, weight_key: WeightKey) -> tuple[object, ...]:
     """All of an op that its cost depends on: names of slots and weights are replaced by what they are."""
-    parts: list[object] = [type(op), program.slots[op.out].width, program.slots[op.out].rows]
-    names = {*op.reads, *op.weights, op.out}
-    for f in fields(op):
-        value = getattr(op, f.name)
-        if f.name in ("layer", "state"):
-            kept = program.kv_layers[value] if f.name == "layer" else program.states[value]
-            parts.append(kept)
-        elif isinstance(value, str) and value in names:
-            continue
-        else:
-            parts.append(value)
+    out = program.slots[op.out]
+    parts: list[object] = [type(op), out.width, out.rows]
+    for name in _plain_fields(type(op)):
+        value = getattr(op, name)
+        if name == "layer":
+            value = program.kv_layers[value]
+        elif name == "state":
+            value = program.states[value]
+        parts.append(value)
     parts.extend((program.slots[slot].width, program.slots[slot].rows) for slot in op.reads)
     parts.extend((program.weights[weight].shape, weight_key(weight)) for weight in op.weights)
     return tuple(parts)
