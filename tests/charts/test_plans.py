@@ -12,6 +12,7 @@ from typing import cast
 import pytest
 
 import kvwise
+from kvwise.backends.price.price import stream_kinds
 from kvwise.backends.price.step import StepPrice
 from kvwise.charts.load import LoadPoint, Percentiles
 from kvwise.charts.memory import MemoryChart, largest_contexts
@@ -19,8 +20,10 @@ from kvwise.charts.plans import LoadCurve, PlanCharts, Roofline, marks, write_pl
 from kvwise.charts.roofline import format_flops
 from kvwise.charts.style import format_tokens
 from kvwise.errors import UsageError
+from kvwise.hardware.profile import DeviceProfile, StreamFigures, save_profile
 from kvwise.planner.memory import plan_shape
 from kvwise.planner.plan import Plan
+from kvwise.planner.probe import machine_profile_path
 from kvwise.planner.simulation.results import Distribution, Summary
 from kvwise.program.cost import OpCost
 from kvwise.units import GiB
@@ -61,6 +64,29 @@ def test_on_several_devices_the_chart_is_of_the_fullest() -> None:
     for mark in (prefill, decode):
         assert mark.predicted_flops_per_s is not None
         assert mark.predicted_flops_per_s <= min(roof.flops_per_s, mark.intensity * roof.bytes_per_s)
+
+
+def test_on_this_machine_the_roof_is_the_profile_s_and_steps_lie_under_it(bundled_model: Path, cache_dir: Path) -> None:
+    planned = kvwise.plan(bundled_model, context=512, batch=2)
+    assert planned.memory is not None
+    assert Roofline.of(planned) is None  # nothing is measured for a chart
+    memory = planned.memory
+    kinds = stream_kinds(memory.program, memory.types, memory.kv)
+    figures = StreamFigures(((1, ((2**20, 1e-10),)), (256, ((2**20, 1e-9),))))
+    known = DeviceProfile(
+        "a machine", memory.options.threads, "made up", streams=dict.fromkeys(kinds, figures),
+        rows=dict.fromkeys(("norm", "add", "rope", "quantize", "glu"), ((2.0 ** 20, 0.0001),)), op_seconds=1e-6,
+        pass_seconds=1e-6, step_seconds=1e-5, request_seconds=1e-6, logit_seconds=1e-10,
+    )  # fmt: skip
+    save_profile(machine_profile_path(memory.backend.name, memory.options.threads), known)
+    roof = Roofline.of(kvwise.plan(bundled_model, context=512, batch=2))
+    assert roof is not None
+    assert roof.bytes_per_s == pytest.approx(1e10)
+    assert roof.flops_per_s / (256 / 1e-9) == pytest.approx(2 * 32 / 20, rel=0.3)  # 2 FLOPs for an element of 5 bits
+    prefill, decode = marks(roof)
+    assert decode.intensity < prefill.intensity
+    assert decode.predicted_flops_per_s is not None
+    assert decode.predicted_flops_per_s < decode.intensity * roof.bytes_per_s
 
 
 def test_a_load_point_is_a_simulation_s_percentiles() -> None:

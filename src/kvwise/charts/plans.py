@@ -16,13 +16,15 @@ from kvwise.charts.memory import MemoryChart, draw_memory, largest_contexts
 from kvwise.charts.roofline import Mark, draw_roofline
 from kvwise.charts.style import KV, WEIGHTS, house_style, new_figure
 from kvwise.charts.write import check_suffix, html_page, html_table, write_figure
+from kvwise.errors import NotMeasured
 from kvwise.spec.shape import StepShape
 from kvwise.units import format_bytes, format_count
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from kvwise.backends.price.step import StepPrice
+    from kvwise.backends.price.step import StepPrice, StepPricer
+    from kvwise.planner.latency import Latency
     from kvwise.planner.plan import Plan
 
 
@@ -37,16 +39,32 @@ class Roofline:
 
     @classmethod
     def of(cls, plan: Plan) -> Roofline | None:
-        """Of a plan on a device that is known by its sheet, one of them where it is on several; None otherwise."""
-        latency, placed = plan.latency, plan.placed
-        if latency is None or latency.ridge is None or placed is None or plan.pricer is None:
+        """Of one device, or of this machine; None where nothing is known of its speed."""
+        latency = plan.latency
+        try:
+            found = None if latency is None else _machine(plan, latency)
+        except NotMeasured:
+            found = None
+        if latency is None or found is None:
             return None
-        bandwidth = placed.placement.device.bandwidth
-        if bandwidth is None:
+        pricer, bytes_per_s, flops_per_s = found
+        prefill = pricer.price(StepShape.prefill(latency.prefill.tokens))
+        decode = pricer.price(StepShape.decode(latency.decode.context, latency.decode.tokens))
+        return cls(bytes_per_s, flops_per_s, prefill, decode)
+
+
+def _machine(plan: Plan, latency: Latency) -> tuple[StepPricer, float, float] | None:
+    """The pricer of a plan's steps, and the roof they lie under: bytes/s and FLOP/s. Raises NotMeasured."""
+    if plan.placed is not None:
+        bandwidth = plan.placed.placement.device.bandwidth
+        if plan.pricer is None or bandwidth is None or latency.ridge is None:
             return None
-        prefill = plan.pricer.price(StepShape.prefill(latency.prefill.tokens))
-        decode = plan.pricer.price(StepShape.decode(latency.decode.context, latency.decode.tokens))
-        return cls(bandwidth, latency.ridge * bandwidth, prefill, decode)
+        return plan.pricer, bandwidth, latency.ridge * bandwidth
+    if plan.memory is None:
+        return None
+    from kvwise.planner.machine import machine_pricer, machine_roof
+
+    return machine_pricer(plan.memory), *machine_roof(plan.memory)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvwise.backends.price.forecast import ResponseForecast, forecast_response
-from kvwise.backends.price.price import Pricer, stream_kinds
+from kvwise.backends.price.price import Pricer, matmul_kind, stream_kinds
 from kvwise.backends.price.step import StepPrice, StepPricer
 from kvwise.engine.model import OpenedModel
 from kvwise.errors import NotMeasured
@@ -18,6 +19,8 @@ from kvwise.planner.latency import Latency, predict_latency
 from kvwise.planner.probe import machine_profile, machine_profile_path
 from kvwise.planner.sizes import StoredSizes
 from kvwise.planner.steady_state import Workload
+from kvwise.program.ir import MatMul
+from kvwise.program.special import Experts
 from kvwise.spec.shape import StepShape
 
 FEWEST_TOKENS = 8  # a prompt or an output of fewer says more of the clock than of the machine
@@ -103,6 +106,28 @@ def machine_pricer(memory: MemoryPlan) -> StepPricer:
     """Steps of `memory`'s program on this machine, as far as it was measured before. Raises NotMeasured."""
     machine, pricer = _machine_of(memory)
     return machine.corrected(pricer)
+
+
+def machine_roof(memory: MemoryPlan) -> tuple[float, float]:
+    """Weight bytes/s for one row and FLOP/s for many, of the kind of matmul that most weight bytes go through.
+
+    Raises NotMeasured.
+    """
+    machine, pricer = _machine_of(memory)
+    elements: Counter[str] = Counter()
+    nbytes: Counter[str] = Counter()
+    for op in memory.program.ops:
+        if isinstance(op, MatMul | Experts):
+            kind = matmul_kind(memory.program, op, memory.types)
+            for name in op.weights:
+                elements[kind] += memory.program.weights[name].num_elements
+                nbytes[kind] += pricer.weight_bytes[name]
+    if not nbytes:
+        raise NotMeasured("this model multiplies no matrices")
+    kind, most = nbytes.most_common(1)[0]
+    figures = machine.profile.stream(kind)
+    flops_per_byte = 2 * elements[kind] / most
+    return figures.bandwidth(nbytes.total()), flops_per_byte * figures.multiplied_bytes_per_second
 
 
 def _machine_of(memory: MemoryPlan) -> tuple[Machine, Pricer]:
