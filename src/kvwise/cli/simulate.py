@@ -30,7 +30,7 @@ def simulate_command(
     concurrency: Annotated[Optional[int], typer.Option(help="Requests at a time, the next when one ends.")] = None,  # noqa: UP045
     trace: Annotated[Optional[Path], typer.Option(help="Requests of a trace: Azure's CSV or Mooncake's JSONL.")] = None,  # noqa: UP045
     lengths: Annotated[
-        str, typer.Option(help="Without a trace: azure-conv, azure-code or PROMPT:OUTPUT.")
+        str, typer.Option(help="Without a trace: azure-conv, azure-code, mooncake or PROMPT:OUTPUT.")
     ] = "azure-conv",
     requests: Annotated[Optional[int], typer.Option(help="So many; default: 1000, or all of the trace.")] = None,  # noqa: UP045
     seed: Annotated[int, typer.Option(help="Same seed, same requests at the same times.")] = 0,

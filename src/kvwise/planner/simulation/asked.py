@@ -25,10 +25,12 @@ from kvwise.planner.simulation.load import (
     poisson_load,
     stretched,
 )
+from kvwise.planner.simulation.sessions import MOONCAKE, Sessions
 from kvwise.planner.simulation.traces import read_trace
 
 DEFAULT_REQUESTS: Final = 1000  # ten lie beyond p99
 _DRAWN: Final[dict[str, TokenLengths]] = {"azure-conv": AZURE_CONVERSATIONS, "azure-code": AZURE_CODE}
+_SESSIONS: Final[dict[str, Sessions]] = {"mooncake": MOONCAKE}
 _FIXED: Final = re.compile(r"(\d{1,10}):(\d{1,10})")
 
 
@@ -80,9 +82,11 @@ class Asked:
 def _sizes(lengths: str, count: int, seed: int) -> tuple[tuple[RequestSize, ...], str]:
     if lengths in _DRAWN:
         return drawn_sizes(_DRAWN[lengths], count, seed), f"drawn from {_DRAWN[lengths].source}"
+    if lengths in _SESSIONS:
+        return _SESSIONS[lengths].sample(count, seed), f"drawn like {_SESSIONS[lengths].source}"
     match = _FIXED.fullmatch(lengths)
     if match is None:
-        known = ", ".join(_DRAWN)
+        known = ", ".join((*_DRAWN, *_SESSIONS))
         raise UsageError(f"lengths is {lengths!r}", expected=f"one of {known}, or PROMPT:OUTPUT such as 512:128")
     prompt, output = int(match[1]), int(match[2])
     return fixed_sizes(prompt, output, count), f"{prompt} and {output} tokens each"
