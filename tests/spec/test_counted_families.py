@@ -323,7 +323,8 @@ def test_the_text_half_of_qwen3_vl_is_a_qwen3(nested: str, text: str, family: st
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 96, "num_attention_heads": 4,
              "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 100, "moe_intermediate_size": 32,
              "num_experts": 4, "num_experts_per_tok": 2, "rope_theta": 5_000_000,
-             "rope_scaling": {"rope_type": "default", "mrope_section": [4, 2, 2], "mrope_interleaved": True}}  # fmt: skip
+             "rope_scaling": {"rope_type": "default", "mrope_section": [4, 2, 2],
+                              "mrope_interleaved": True}}  # fmt: skip
     half = spec_from_config({"model_type": nested, "text_config": {"model_type": text, **sizes}, "vision_config": {}})
     alone = spec_from_config({"model_type": family, **sizes, "rope_scaling": None})
     assert half.family == family
@@ -333,7 +334,8 @@ def test_the_text_half_of_qwen3_vl_is_a_qwen3(nested: str, text: str, family: st
 
 def test_mimo_has_biases_of_queries_keys_and_values_where_it_says_so() -> None:
     sizes = {"model_type": "mimo", "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 96,
-             "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100, "num_nextn_predict_layers": 1}  # fmt: skip
+             "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100,
+             "num_nextn_predict_layers": 1}  # fmt: skip
     plain, biased = (spec_from_config({**sizes, "attention_bias": bias}) for bias in (False, True))
     assert (biased.layers[0].attention.qkv_bias, biased.layers[0].attention.o_bias) == (True, False)
     assert build_program(biased).num_parameters - build_program(plain).num_parameters == 2 * (64 + 2 * 32)
