@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from kvwise.models import build_program
 from kvwise.program.builder import ProgramBuilder
 from kvwise.program.ir import Program, Rows
-from kvwise.program.rewrite import Quantization, quantize_activations
+from kvwise.program.rewrite import Rounding, round_activations
 from kvwise.spec.hf_config import spec_from_config
 from kvwise.spec.model import Activation, ModelSpec, NormSpec
 
@@ -32,10 +32,7 @@ SPECS: dict[str, ModelSpec] = {
 
 PROGRAMS: dict[str, Program] = {
     **{name: build_program(spec) for name, spec in SPECS.items()},
-    **{
-        f"{name}_q8": quantize_activations(build_program(spec), lambda _: Quantization())
-        for name, spec in SPECS.items()
-    },
+    **{f"{name}_q8": round_activations(build_program(spec), lambda _: Rounding()) for name, spec in SPECS.items()},
 }
 
 
@@ -73,4 +70,4 @@ def random_programs(draw: st.DrawFn) -> Program:
         slots[name] = (rows, width)
     program = builder.build(draw(st.sampled_from(list(slots))))
     wanted = draw(st.sets(st.sampled_from(sorted(program.weights))))
-    return quantize_activations(program, lambda name: Quantization() if name in wanted else None)
+    return round_activations(program, lambda name: Rounding() if name in wanted else None)

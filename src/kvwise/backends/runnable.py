@@ -15,6 +15,7 @@ from kvwise.program.ir import (
     GatherRows,
     Glu,
     MatMul,
+    Narrow,
     Op,
     Program,
     Quantize,
@@ -24,7 +25,7 @@ from kvwise.program.ir import (
 )
 
 RUNNABLE_OPS: Final[frozenset[type[Op]]] = frozenset(
-    {Add, Attention, Embed, GatherRows, Glu, MatMul, Quantize, RmsNorm, Rope, Softcap}
+    {Add, Attention, Embed, GatherRows, Glu, MatMul, Narrow, Quantize, RmsNorm, Rope, Softcap}
 )
 
 

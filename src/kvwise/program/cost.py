@@ -21,6 +21,7 @@ from kvwise.program.ir import (
     GatherRows,
     Glu,
     MatMul,
+    Narrow,
     Op,
     Program,
     Quantize,
@@ -319,6 +320,7 @@ def _(op: Send, c: _Context) -> OpCost:
 
 _FLOPS_PER_ELEMENT: dict[type[Op], int] = {
     RmsNorm: 4,  # square, sum, scale, weight
+    Narrow: 1,
     Quantize: 3,  # magnitude, maximum, scale
     Rope: 3,  # per element: two multiplies, one add
     Add: 1,

@@ -27,15 +27,18 @@ class Rows(Enum):
 
 class SlotType(Enum):
     """f32; or q8: whole blocks of 32 int8 elements, then per block a float32 scale and 4 bytes of sums; or q8x2: two
-    q8 rows, the second of what rounding to the first left."""
+    q8 rows, the second of what rounding to the first left; or bf16, an even number of elements."""
 
     F32 = "f32"
     Q8 = "q8"
     Q8X2 = "q8x2"
+    BF16 = "bf16"
 
     def row_bytes(self, width: int) -> int:
         if self is SlotType.F32:
             return 4 * width
+        if self is SlotType.BF16:
+            return 2 * (width + width % 2)
         return (2 if self is SlotType.Q8X2 else 1) * (Q8_BLOCK + 8) * -(-width // Q8_BLOCK)
 
 
@@ -148,8 +151,15 @@ class Quantize(Op):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Narrow(Op):
+    """x rounded to bfloat16, to nearest even; an odd width is filled up with a zero."""
+
+    x: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MatMul(Op):
-    """out = x · weightᵀ (+ bias). x is f32, or q8 or q8x2 where the backend wants integers."""
+    """out = x · weightᵀ (+ bias). x is f32, or what the backend wants it rounded to: q8, q8x2 or bf16."""
 
     x: str
     weight: str

@@ -16,8 +16,8 @@ from kvwise.backends.native.program import AttentionScratch, NativeProgram
 from kvwise.backends.protocol import LoadOptions, MemoryNeeds
 from kvwise.errors import BackendError, UsageError
 from kvwise.program.arena import plan_arena
-from kvwise.program.ir import Q8_BLOCK, Attention, MatMul, Program, RmsNorm, Rope
-from kvwise.program.rewrite import Quantization, quantize_activations
+from kvwise.program.ir import Q8_BLOCK, Attention, MatMul, Program, RmsNorm, Rope, SlotType
+from kvwise.program.rewrite import Rounding, round_activations
 from kvwise.spec.dtypes import TensorType
 from kvwise.spec.kv import BLOCK_TOKENS, KVCacheSpec
 from kvwise.spec.weights import WeightSource
@@ -53,7 +53,8 @@ class NativeBackend:
     kv_types = ("f32", "f16", "bf16")
 
     def lower(self, program: Program, types: Mapping[str, TensorType]) -> Program:
-        """Activations become q8 for the types with integer kernels, and q8x2 on their way to K and V.
+        """Activations become q8 for the types with integer kernels, bf16 for bf16 where the machine multiplies those
+        faster; but on their way to K and V they become q8x2 and stay float32.
 
         Those two are read by every later token. On SmolLM2, rounding their inputs to q8 gives a third of the variance
         of the logits' error (rms 0.232 with it, 0.190 without), for 6 % of the multiplications. q8x2 is within 2⁻¹⁵
@@ -67,15 +68,18 @@ class NativeBackend:
             elif op.out in kept and isinstance(op, RmsNorm | Rope):
                 kept.add(op.x)
 
+        pairs = native_module().pairs_are_fast(chosen_isa())
 
-        def wanted(weight: str) -> Quantization | None:
+        def wanted(weight: str) -> Rounding | None:
             name = types[weight].name
+            if name == "bf16" and pairs and weight not in exact:
+                return Rounding(SlotType.BF16)
             if name not in layout.Q8_WEIGHTS:
                 return None
             group = layout.OWN_GROUP if name in layout.OWN_TYPES else Q8_BLOCK
-            return Quantization(group, twice=weight in exact)
+            return Rounding(SlotType.Q8X2 if weight in exact else SlotType.Q8, group)
 
-        return quantize_activations(program, wanted)
+        return round_activations(program, wanted)
 
     def weight_bytes(self, program: Program, types: Mapping[str, TensorType]) -> dict[str, int]:
         return {w.name: layout.weight_bytes(w, types[w.name]) for w in program.weights.values()}

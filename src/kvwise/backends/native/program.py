@@ -188,6 +188,9 @@ class _Handover:
     def quantize(self, op: ir.Quantize) -> None:
         self._model.quantize(self._slots[op.out], self._slots[op.x], op.group, op.twice)
 
+    def narrow(self, op: ir.Narrow) -> None:
+        self._model.narrow(self._slots[op.out], self._slots[op.x])
+
     def matmul(self, op: ir.MatMul) -> None:
         bias = -1 if op.bias is None else self._weights[op.bias]
         self._model.matmul(self._slots[op.out], self._slots[op.x], self._weights[op.weight], bias)
@@ -226,6 +229,7 @@ _HANDOVERS: Final[dict[type[ir.Op], Callable[[_Handover, Any], None]]] = {
     ir.Embed: _Handover.embed,
     ir.RmsNorm: _Handover.rms_norm,
     ir.Quantize: _Handover.quantize,
+    ir.Narrow: _Handover.narrow,
     ir.MatMul: _Handover.matmul,
     ir.Rope: _Handover.rope,
     ir.Attention: _Handover.attention,

@@ -30,6 +30,7 @@ from kvwise.program.ir import (
     Embed,
     GatherRows,
     MatMul,
+    Narrow,
     Op,
     Program,
     Quantize,
@@ -59,7 +60,8 @@ _KEPT_SIZES: Final = 4096
 # Which op on rows each of them is like, by what it does to an element. A profile's keys; not here: as slow as any.
 NORM, ADD, ROPE, QUANTIZE, GLU = "norm", "add", "rope", "quantize", "glu"
 ROW_KINDS: Final[Mapping[type[Op], str]] = {
-    RmsNorm: NORM, PlainRmsNorm: NORM, GroupRmsNorm: NORM, LayerNorm: NORM, Rope: ROPE, Quantize: QUANTIZE,
+    RmsNorm: NORM, PlainRmsNorm: NORM, GroupRmsNorm: NORM, LayerNorm: NORM, Rope: ROPE,
+    Quantize: QUANTIZE, Narrow: QUANTIZE,
     Add: ADD, Embed: ADD, Positions: ADD, GatherRows: ADD, TakeShard: ADD,
 }  # fmt: skip
 # From so many bytes on the native backend shares ops on rows out among the threads (kInlineBytes in model_run.cpp).

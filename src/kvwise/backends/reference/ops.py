@@ -22,6 +22,7 @@ from kvwise.program.ir import (
     GatherRows,
     Glu,
     MatMul,
+    Narrow,
     Op,
     Quantize,
     RmsNorm,
@@ -74,6 +75,16 @@ def _(op: Quantize, step: Step) -> Array:
     if not op.twice:
         return first
     out: Array = first + _rounded_to_q8(x.astype(np.float32) - first.astype(np.float32), op.group).astype(x.dtype)
+    return out
+
+
+@compute.register
+def _(op: Narrow, step: Step) -> Array:
+    """Rounded to bfloat16, as numbers again."""
+    x = step.slots[op.x]
+    bits = x.astype(np.float32).view(np.uint32)
+    rounded = np.where(np.isnan(x), bits | 0x400000, bits + (0x7FFF + (bits >> 16 & 1))) & np.uint32(0xFFFF0000)
+    out: Array = rounded.astype(np.uint32).view(np.float32).astype(x.dtype)
     return out
 
 

@@ -40,6 +40,12 @@ KVW_INLINE void dot_bytes(I32x16& acc, Bytes64 w, Quad x) {
 }
 KVW_INLINE void dot_nibbles(I32x16& acc, Bytes64 w, Quad x) { dot_bytes(acc, w, x); }
 
+// acc[lane] += Σ w · x over the pair of bf16 in each lane. Only where pairs_are_fast (isa.h): written as assembly so that
+// this file needs no more than the instruction set it is compiled for.
+KVW_INLINE void dot_pairs(F32x16& acc, Bytes64 w, Quad x) {
+  asm("vdpbf16ps %2, %1, %0" : "+v"(acc.v) : "v"(w.v), "v"(x.v));
+}
+
 #elif defined(KVW_ISA_AVX2)
 
 // vpmaddubsw adds two products in 16 bits. |w| · x with |w| <= 128 and |x| <= 127 is at most 2 · 128 · 127 = 32,512,

@@ -59,6 +59,17 @@ std::vector<std::string> usable_isas() {
   return names;
 }
 
+bool pairs_are_fast(const std::string& isa) {
+#if defined(__x86_64__)
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (isa != "avx512" || !__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) || !(eax >> 5 & 1)) return false;  // bf16
+  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && !(edx >> 23 & 1);                                // float16
+#else
+  static_cast<void>(isa);
+  return false;
+#endif
+}
+
 const KernelTable& kernels_named(const std::string& name) {
   for (const Candidate& c : candidates()) {
     if (c.usable && name == c.name) return c.kernels();

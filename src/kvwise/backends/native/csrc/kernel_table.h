@@ -28,7 +28,8 @@ enum class Activation : int32_t { silu, gelu_tanh, gelu_erf, relu };
 static inline constexpr size_t q8_row_bytes(size_t width) { return 40 * ((width + kQ8Block - 1) / kQ8Block); }
 
 // What a row of activations is. q8x2: two q8 rows one after the other, the second of what rounding the first left.
-enum class Activations : int32_t { f32, q8, q8x2 };
+// bf16: an even number of them, for bf16 weights where the machine multiplies pairs faster than float32 (isa.h).
+enum class Activations : int32_t { f32, q8, q8x2, bf16 };
 
 // A repacked matrix [outputs, inputs]; layout.h draws the layouts. `tiles` tiles of 16 output rows, the last one
 // padded with zeros.
@@ -85,7 +86,8 @@ struct KernelTable {
   const char* isa;
 
   // ---- matmul.inl. Tiles [tile_begin, tile_end) of 16 outputs, rows [row_begin, row_end): any split gives the same
-  // bits. q8 and q8x2 rows are for the types that can_take_q8 (layout.h); float32 rows are for all.
+  // bits. q8 and q8x2 rows are for the types that can_take_q8 (layout.h); float32 rows are for
+  // all; bf16 rows only where pairs_are_fast (isa.h).
   void (*matmul)(const MatmulArgs& args, int64_t tile_begin, int64_t tile_end, int64_t row_begin, int64_t row_end);
   // One row of a repacked matrix as float32: the embedding lookup. out[inputs] = scale · row.
   void (*embed_row)(const WeightMatrix& table, int64_t row, float scale, float* out);
@@ -95,6 +97,7 @@ struct KernelTable {
                    float weight_offset);
   // `group` elements share a scale: 32 or 128. twice: as q8x2.
   void (*quantize)(const float* x, uint8_t* q8_row, int64_t width, int group, bool twice);
+  void (*narrow)(const float* x, uint8_t* bf16_row, int64_t width);
   // cos and sin: this position's rotary_dim / 2 values.
   void (*rope)(const float* x, const float* cos, const float* sin, float* out, int64_t num_heads, int64_t head_dim,
                int64_t rotary_dim);

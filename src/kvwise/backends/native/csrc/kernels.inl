@@ -19,6 +19,7 @@ const KernelTable& KVW_TABLE_OF(KVW_ISA)() {
       .embed_row = isa::embed_row,
       .rms_norm = isa::rms_norm,
       .quantize = isa::quantize,
+      .narrow = isa::narrow,
       .rope = isa::rope,
       .add = isa::add,
       .glu = isa::glu,

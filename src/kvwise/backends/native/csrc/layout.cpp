@@ -63,8 +63,8 @@ void interleave_f32(const TileRows& rows, int64_t inputs, uint8_t* out) {
   interleave_elements<uint32_t>(rest, inputs - whole, out + 4 * kLanes * whole);
 }
 
-// f16 and bf16: a 32-bit word is two inputs of one row; two of them become two elements of two rows.
-void interleave_16_bits(const TileRows& rows, int64_t inputs, uint8_t* out) {
+// f16: a 32-bit word is two inputs of one row; two of them become two elements of two rows.
+void interleave_halves(const TileRows& rows, int64_t inputs, uint8_t* out) {
   const int64_t whole = inputs / 8 * 8;
   alignas(64) uint32_t pairs[4][kLanes];  // [pair of inputs][lane]
   for (int64_t k = 0; k < whole; k += 8) {
@@ -81,6 +81,19 @@ void interleave_16_bits(const TileRows& rows, int64_t inputs, uint8_t* out) {
   TileRows rest;
   for (int lane = 0; lane < kLanes; ++lane) rest.row[lane] = rows.row[lane] + 2 * whole;
   interleave_elements<uint16_t>(rest, inputs - whole, out + 2 * kLanes * whole);
+}
+
+// bf16: a 32-bit word is a pair of inputs of one row, and stays one.
+void interleave_pairs(const TileRows& rows, int64_t inputs, uint8_t* out) {
+  const int64_t whole = inputs / 8 * 8;
+  for (int64_t k = 0; k < whole; k += 8) interleave_words<4>(rows, 2 * k, 0, out + 2 * kLanes * k);
+  for (int64_t k = whole; k < inputs; k += 2) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      uint8_t pair[4] = {};
+      std::memcpy(pair, rows.row[lane] + 2 * k, k + 1 < inputs ? 4 : 2);
+      std::memcpy(out + 2 * kLanes * k + 4 * lane, pair, sizeof pair);
+    }
+  }
 }
 
 // The f16 at byte `at` of every row.
@@ -135,8 +148,8 @@ void repack_tile(WeightType type, int64_t inputs, const TileRows& rows, uint8_t*
   const int64_t blocks = inputs / block_shape(type).elements;
   switch (type) {
     case WeightType::f32: return interleave_f32(rows, inputs, out);
-    case WeightType::f16:
-    case WeightType::bf16: return interleave_16_bits(rows, inputs, out);
+    case WeightType::f16: return interleave_halves(rows, inputs, out);
+    case WeightType::bf16: return interleave_pairs(rows, inputs, out);
     // A padding row is 0 + 128 in every byte, and its scale is 0.
     case WeightType::q8_0: return interleave_paired<8>(rows, blocks, 0x80808080u, out);
     case WeightType::q4_0: return interleave_paired<4>(rows, blocks, 0, out);

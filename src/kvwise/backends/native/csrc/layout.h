@@ -3,7 +3,9 @@
 // A matrix is a sequence of tiles; a tile is 16 output rows (lanes) over all inputs k. The last tile is padded with
 // zero rows. Every tile starts on a cache line.
 //
-//   f32, f16, bf16   element [k][lane]
+//   f32, f16         element [k][lane]
+//
+//   bf16             pair [k / 2][lane][k % 2]; an odd last one has a zero beside it
 //
 //   q8_0, q4_0       blocks of 32 inputs, in pairs, so that everything stays on cache lines; an odd last block
 //                    leaves the second half of its scales unused
@@ -74,9 +76,16 @@ constexpr int64_t stored_row_bytes(WeightType type, int64_t inputs) {
 
 // Bytes of a row of activations, and what it is by its bytes: all different where a type has integer kernels.
 constexpr size_t row_bytes_of(Activations kind, int64_t width) {
-  return kind == Activations::f32 ? sizeof(float) * width : (kind == Activations::q8 ? 1 : 2) * q8_row_bytes(width);
+  switch (kind) {
+    case Activations::q8: return q8_row_bytes(width);
+    case Activations::q8x2: return 2 * q8_row_bytes(width);
+    case Activations::bf16: return sizeof(uint16_t) * (width + width % 2);
+    case Activations::f32: break;
+  }
+  return sizeof(float) * width;
 }
 constexpr Activations activations_of(size_t row_bytes, WeightType type, int64_t width) {
+  if (type == WeightType::bf16 && row_bytes == row_bytes_of(Activations::bf16, width)) return Activations::bf16;
   if (!can_take_q8(type)) return Activations::f32;
   if (row_bytes == row_bytes_of(Activations::q8, width)) return Activations::q8;
   return row_bytes == row_bytes_of(Activations::q8x2, width) ? Activations::q8x2 : Activations::f32;

@@ -93,14 +93,17 @@ static void matmul_quantized(const MatmulArgs& a, int64_t tile, int64_t tile_end
 static void matmul(const MatmulArgs& args, int64_t tile, int64_t tile_end, int64_t row, int64_t row_end) {
   MatmulArgs a = args;
   if (a.activations == Activations::q8) return matmul_quantized(a, tile, tile_end, row, row_end);
+#if defined(KVW_ISA_AVX512)
+  if (a.activations == Activations::bf16) return tiled_matmul<PairProducts>(a, tile, tile_end, row, row_end);
+#endif
   if (a.activations == Activations::q8x2) {  // each token is two rows that lie one after the other
     a.x_stride /= 2;
     return matmul_quantized(a, tile, tile_end, 2 * row, 2 * row_end);
   }
   switch (a.weight.type) {
-    case WeightType::f32: return tiled_matmul<Floating<float>>(a, tile, tile_end, row, row_end);
-    case WeightType::f16: return tiled_matmul<Floating<F16>>(a, tile, tile_end, row, row_end);
-    case WeightType::bf16: return tiled_matmul<Floating<BF16>>(a, tile, tile_end, row, row_end);
+    case WeightType::f32: return tiled_matmul<Floating<F32Pairs>>(a, tile, tile_end, row, row_end);
+    case WeightType::f16: return tiled_matmul<Floating<F16Pairs>>(a, tile, tile_end, row, row_end);
+    case WeightType::bf16: return tiled_matmul<Floating<BF16Pairs>>(a, tile, tile_end, row, row_end);
 #define KVW_UNPACKING(type) \
   case WeightType::type: return unpacking_matmul<WeightType::type>(a, tile, tile_end, row, row_end);
     KVW_EACH_BLOCK_TYPE(KVW_UNPACKING)
@@ -115,7 +118,11 @@ KVW_INLINE int unpack_block(const WeightMatrix& w, const uint8_t* tile, int64_t 
   switch (w.type) {
     case WeightType::f32: store(out[0], load(reinterpret_cast<const float*>(tile) + b * kLanes)); return 1;
     case WeightType::f16: store(out[0], load(reinterpret_cast<const F16*>(tile) + b * kLanes)); return 1;
-    case WeightType::bf16: store(out[0], load(reinterpret_cast<const BF16*>(tile) + b * kLanes)); return 1;
+    case WeightType::bf16: {
+      const uint8_t* pair = tile + (b >> 1) * BF16Pairs::kBytes;
+      store(out[0], b & 1 ? BF16Pairs::input<1>(pair) : BF16Pairs::input<0>(pair));
+      return 1;
+    }
 #define KVW_UNPACK(type)                               \
   case WeightType::type:                               \
     TileBlock<WeightType::type>::unpack(tile, b, out); \

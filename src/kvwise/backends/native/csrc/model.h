@@ -111,7 +111,7 @@ class Shares {
   std::vector<Range> ranges_;
 };
 
-enum class OpKind { embed, rms_norm, quantize, matmul, rope, kv_store, attend, add, glu, gather_rows, softcap };
+enum class OpKind { embed, rms_norm, quantize, narrow, matmul, rope, kv_store, attend, add, glu, gather_rows, softcap };
 
 // One operation with all its operands; fields that a kind does not use stay empty. Slots and weights are handles.
 struct NativeOp {

@@ -110,7 +110,8 @@ void Model::check_operands(const NativeOp& op) const {
     check(slots_[op.out].width == weight.outputs);
     const size_t x_bytes = slots_[op.reads[0]].row_bytes;
     const Activations kind = activations_of(x_bytes, weight.type, weight.inputs);
-    if (x_bytes != row_bytes_of(kind, weight.inputs)) {
+    const bool refused = kind == Activations::bf16 && !pairs_are_fast(kernels_->isa);
+    if (refused || x_bytes != row_bytes_of(kind, weight.inputs)) {
       throw NativeError("the program was not lowered for this backend: a matmul reads the wrong kind of activation");
     }
   }

@@ -138,6 +138,7 @@ void Model::run_row_op(const NativeOp& op, const Step& step, int64_t begin, int6
       case OpKind::embed: k.embed_row(matrices_[op.weight], step.token_ids[r], op.scale, y); break;
       case OpKind::rms_norm: k.rms_norm(x, op.vector, y, out.width, op.group, op.eps, op.weight_offset); break;
       case OpKind::quantize: k.quantize(x, out.row<uint8_t>(r), out.width, static_cast<int>(op.group), op.twice); break;
+      case OpKind::narrow: k.narrow(x, out.row<uint8_t>(r), out.width); break;
       case OpKind::rope: {
         const RopeTable& table = ropes_[op.rope];
         const int64_t at = step.positions[r] * table.half;

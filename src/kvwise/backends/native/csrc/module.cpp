@@ -68,6 +68,8 @@ NB_MODULE(_native, m) {
   const auto native_error = nb::exception<NativeError>(m, "NativeError", PyExc_RuntimeError);
   nb::exception<RefusedError>(m, "RefusedError", native_error);
   m.def("isas", &usable_isas, "Instruction sets that this build has kernels for and this machine runs, best first.");
+  m.def("pairs_are_fast", &pairs_are_fast, nb::arg("isa"),
+        "Whether bf16 weights are best multiplied with bf16 activations here.");
   m.def(
       "tile_bytes", [](const std::string& type, int64_t inputs) { return tile_bytes(weight_type_named(type), inputs); },
       nb::arg("type"), nb::arg("inputs"), "Bytes of 16 interleaved output rows.");

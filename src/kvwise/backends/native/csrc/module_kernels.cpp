@@ -49,6 +49,7 @@ class PackedMatrix {
     const size_t num_rows = out.size() / weight_.outputs;
     const size_t row_bytes = x.size() / (num_rows ? num_rows : 1);
     const Activations kind = activations_of(row_bytes, weight_.type, weight_.inputs);
+    if (kind == Activations::bf16 && !pairs_are_fast(isa)) throw NativeError("pairs of bf16 are not multiplied here");
     if (x.size() != num_rows * row_bytes_of(kind, weight_.inputs) || out.size() != num_rows * weight_.outputs) {
       throw NativeError("x or out doesn't fit the matrix");
     }
@@ -110,6 +111,14 @@ void bind_row_ops(nb::module_& m) {
         }
       },
       "isa"_a, "x"_a, "out"_a, "group"_a = kQ8Block, "twice"_a = false);
+  m.def("narrow", [](const std::string& isa, const FloatsIn& x, const BytesOut& out) {
+    const int64_t width = width_of(x);
+    const size_t row_bytes = row_bytes_of(Activations::bf16, width);
+    if (out.size() != rows_of(x) * row_bytes) throw NativeError("out doesn't fit x");
+    for (int64_t r = 0; r < rows_of(x); ++r) {
+      kernels_named(isa).narrow(x.data() + r * width, out.data() + r * row_bytes, width);
+    }
+  });
   m.def("rope", [](const std::string& isa, const FloatsIn& x, const FloatsIn& cos, const FloatsIn& sin,
                    const FloatsOut& out, int64_t head_dim) {
     kernels_named(isa).rope(x.data(), cos.data(), sin.data(), out.data(), x.size() / head_dim, head_dim,

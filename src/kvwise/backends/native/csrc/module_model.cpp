@@ -125,6 +125,7 @@ void bind_ops(nb::class_<Model>& model) {
              op.twice = twice;
              m.add_op(op);
            }, "out"_a, "x"_a, "group"_a, "twice"_a)
+      .def("narrow", [](Model& m, int out, int x) { m.add_op(operation(OpKind::narrow, out, {x})); }, "out"_a, "x"_a)
       .def("matmul",
            [](Model& m, int out, int x, int weight, int bias) {
              NativeOp op = operation(OpKind::matmul, out, {x});

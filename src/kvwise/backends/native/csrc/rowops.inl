@@ -88,7 +88,7 @@ KVW_INLINE void quantize_group(const float* x, int64_t width, int64_t b, int64_t
   const float scale = largest < 0x03800000 ? 0.0f : amax / 127.0f;  // 2^-120
   const bool finite = largest >= 0x03800000 && largest < 0x7F800000;
   const F32x16 inverse = set1(finite ? 1.0f / scale : 0.0f), minus_scale = set1(-scale);
-  int32_t block_sums[kMaxQ8Group / kQ8Block];
+  int32_t block_sums[kMaxQ8Group / kQ8Block] = {};
   for (int64_t block = b; block < end; ++block) {
     int16_t half_sums[2];  // |sum| <= 16 · 127
     for (int half = 0; half < 2; ++half) {
@@ -105,8 +105,7 @@ KVW_INLINE void quantize_group(const float* x, int64_t width, int64_t b, int64_t
   }
   if (long_group) {
     const int64_t n = end - b;
-    const int32_t head = block_sums[0] + (n > 1 ? block_sums[1] : 0);
-    const int32_t tail = (n > 2 ? block_sums[2] : 0) + (n > 3 ? block_sums[3] : 0);
+    const int32_t head = block_sums[0] + block_sums[1], tail = block_sums[2] + block_sums[3];
     const int32_t sums[] = {head + tail, head, tail, 0};
     std::memcpy(row.sums + 4 * b, sums, 4 * n);
   }
@@ -122,6 +121,19 @@ static void quantize(const float* x, uint8_t* q8_row, int64_t width, int group, 
     quantize_group(x, width, b, end, first, group_blocks > 1, twice ? left : nullptr);
     if (twice) quantize_group(left, kQ8Block * (end - b), 0, end - b, second.from(b), group_blocks > 1, nullptr);
   }
+}
+
+// One row to bf16, nearest even; an odd width is filled up with a zero.
+static void narrow(const float* x, uint8_t* row, int64_t width) {
+  auto* out = reinterpret_cast<BF16*>(row);
+  for_each_vector(width + (width & 1), [&](int64_t i, int lanes) {
+    const F32x16 value = load_padded(x, i, width);
+    if (lanes == 16) {
+      store(out + i, value);
+    } else {
+      store_n(out + i, value, lanes);
+    }
+  });
 }
 
 // Rotate the first rotary_dim elements of each head: pairs (i, i + rotary_dim / 2) by the angle whose cos[i] and
