@@ -27,6 +27,7 @@ MODELS = [
     ("gemma2", "bf16", "f16"),
     ("gemma3", "f16", "f32"),
     ("mistral", "q5_0", "f16"),
+    ("llama", "i8", "f16"),
 ]
 LENGTH = 290
 

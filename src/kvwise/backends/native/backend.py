@@ -72,7 +72,7 @@ class NativeBackend:
 
         def wanted(weight: str) -> Rounding | None:
             name = types[weight].name
-            if name == "bf16" and pairs and weight not in exact:
+            if name == "bf16" and pairs and weight not in exact and program.weights[weight].shape[-1] > 1:
                 return Rounding(SlotType.BF16)
             if name not in layout.Q8_WEIGHTS:
                 return None

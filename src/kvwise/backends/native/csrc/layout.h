@@ -74,7 +74,7 @@ constexpr int64_t stored_row_bytes(WeightType type, int64_t inputs) {
   return row_header_bytes(type) + inputs / block_shape(type).elements * block_shape(type).bytes;
 }
 
-// Bytes of a row of activations, and what it is by its bytes: all different where a type has integer kernels.
+// Bytes of a row of activations, and what it is by its bytes: all different where a type has kernels for it.
 constexpr size_t row_bytes_of(Activations kind, int64_t width) {
   switch (kind) {
     case Activations::q8: return q8_row_bytes(width);
@@ -85,7 +85,7 @@ constexpr size_t row_bytes_of(Activations kind, int64_t width) {
   return sizeof(float) * width;
 }
 constexpr Activations activations_of(size_t row_bytes, WeightType type, int64_t width) {
-  if (type == WeightType::bf16 && row_bytes == row_bytes_of(Activations::bf16, width)) return Activations::bf16;
+  if (type == WeightType::bf16 && width > 1 && row_bytes == row_bytes_of(Activations::bf16, width)) return Activations::bf16;
   if (!can_take_q8(type)) return Activations::f32;
   if (row_bytes == row_bytes_of(Activations::q8, width)) return Activations::q8;
   return row_bytes == row_bytes_of(Activations::q8x2, width) ? Activations::q8x2 : Activations::f32;

@@ -190,8 +190,9 @@ void Model::run_matmuls(const Region& region, const Step& step) {
     job.args = matmul_args(ops_[i]);
     job.rows = rows_of(slots_[ops_[i].out], step);
     job.tiles = num_tiles(job.args.weight.outputs);
-    const int64_t cached = std::max<int64_t>(1, kRowBlockBytes / static_cast<int64_t>(job.args.x_stride) / kRowStep);
-    job.rows_per_item = std::min(job.rows, cached * kRowStep);
+    const int64_t cached = std::max<int64_t>(kRowStep, kRowBlockBytes / static_cast<int64_t>(job.args.x_stride));
+    const int64_t even_share = ceil_div(job.rows, ceil_div(job.rows, cached));
+    job.rows_per_item = ceil_div(even_share, kRowStep) * kRowStep;
     job.row_blocks = ceil_div(job.rows, job.rows_per_item);
     const int64_t share = ceil_div(job.tiles, pool_.threads() * kItemsPerThread);
     job.tiles_per_item = pool_.threads() == 1 ? job.tiles : ceil_div(share, kTileStep) * kTileStep;
