@@ -65,9 +65,11 @@ def test_bf16_activations_move_logits_no_further_than_their_rounding() -> None:
     golden = Golden(FOLDERS / BF16)
     with forced_model(FOLDERS / BF16, "native") as model:
         error = model.logits(golden.ids) - golden.float64_logits
-    with open_model(str(FOLDERS / BF16), backend="native", kv_dtype="f32") as opened:
-        with ForcedModel(opened, TRUTH, max_tokens=104, threads=1) as rounded:
-            of_rounding = rounded.logits(golden.ids) - golden.float64_logits
+    with (
+        open_model(str(FOLDERS / BF16), backend="native", kv_dtype="f32") as opened,
+        ForcedModel(opened, TRUTH, max_tokens=104, threads=1) as rounded,
+    ):
+        of_rounding = rounded.logits(golden.ids) - golden.float64_logits
     assert 0 < np.sqrt(np.mean(error**2)) <= 1.1 * np.sqrt(np.mean(of_rounding**2))
 
 
