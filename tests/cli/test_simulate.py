@@ -96,3 +96,13 @@ def test_a_model_that_does_not_fit_the_device_is_exit_code_3(kvwise: Kvwise) -> 
     done = kvwise("simulate", "llama-3.1-70b", "--on", "a10g", "--rate", "1")
     assert done.code == 3
     assert "beside K and V" in done.err
+
+
+def test_changes_that_keep_the_slo_are_shown_where_it_is_missed(kvwise: Kvwise) -> None:
+    slow = ("simulate", "llama-3.1-8b", "--on", "l4", "--rate", "1", "--requests", "20", "--lengths", "300:20")
+    done = kvwise(*slow, "--slo", "tpot=20ms", "--percentile", "90", "--changes")
+    assert done.code == 0
+    assert "each of these alone keeps the SLO" in done.out
+    assert "weights in" in done.out
+    assert kvwise(*slow, "--slo", "e2e=100s", "--changes", "--json").json["changes"] == []
+    assert kvwise(*slow, "--changes").code == 2

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from kvwise.planner.capacity import Capacity, Deployment
+    from kvwise.planner.load_changes import LoadChange
     from kvwise.planner.simulation.asked import Asked
     from kvwise.planner.simulation.simulate import Progress
     from kvwise.planner.simulation.slo import Slo
@@ -37,6 +38,7 @@ def simulate_command(
     slo: Annotated[Optional[str], typer.Option(help="Find the highest load that keeps ttft=1s,tpot=50ms.")] = None,  # noqa: UP045
     percentile: Annotated[float, typer.Option(help="Of the requests, that must keep each limit of the SLO.")] = 99.0,
     check: Annotated[bool, typer.Option("--check", help="Fail (exit 3) unless the load given keeps the SLO.")] = False,
+    changes: Annotated[bool, typer.Option("--changes", help="Where it misses: single changes that keep it.")] = False,
     context: o.Context = None,
     max_requests: Annotated[Optional[int], typer.Option(help="Most requests in a step.")] = None,  # noqa: UP045
     step_tokens: Annotated[Optional[int], typer.Option(help="Most tokens in a step.")] = None,  # noqa: UP045
@@ -50,7 +52,7 @@ def simulate_command(
     """Serve requests on a virtual clock by the real scheduler and cache, and say how long they take. Loads nothing."""
     from kvwise.cli.output import people, print_json
     from kvwise.cli.plan import parse_bytes
-    from kvwise.cli.simulate_tables import render_capacity
+    from kvwise.cli.simulate_tables import render_capacity, render_changes
     from kvwise.planner.capacity import deploy
     from kvwise.planner.simulation.asked import Asked
     from kvwise.planner.simulation.slo import Slo
@@ -59,7 +61,9 @@ def simulate_command(
     if check and wanted is None:
         raise UsageError("--check without --slo", expected="what to check")
     asked = Asked.of(rate, concurrency, trace, lengths, requests, seed)
-    if asked.given is None and (wanted is None or check):
+    if changes and wanted is None:
+        raise UsageError("--changes without --slo", expected="what they should keep")
+    if asked.given is None and (wanted is None or check or changes):
         raise UsageError("there is no load", expected="--rate, --concurrency or --trace")
     limit = None if memory is None else parse_bytes("--memory", memory)
     deployment = deploy(
@@ -67,11 +71,16 @@ def simulate_command(
         weights=weights, memory_limit=limit, engine=engine, prefix_cache=prefix_cache,
     )  # fmt: skip
     capacity = _measure(deployment, asked, wanted)
+    missed = capacity.verdict is not None and not capacity.verdict.kept
+    found = _changes(deployment, asked, wanted) if changes and missed and wanted is not None else ()
     if as_json:
-        print_json({"version": JSON_VERSION, **capacity.to_json()})
+        print_json({"version": JSON_VERSION, **capacity.to_json(), "changes": [change.to_json() for change in found]})
     else:
-        render_capacity(capacity, people(stderr=False))
-    if check and capacity.verdict is not None and not capacity.verdict.kept:
+        console = people(stderr=False)
+        render_capacity(capacity, console)
+        if changes and missed:
+            render_changes(found, console)
+    if check and missed:
         raise DoesNotFit(f"the load misses the SLO {slo}", expected=f"p{percentile:g} within each limit")
 
 
@@ -82,6 +91,14 @@ def _measure(deployment: Deployment, asked: Asked, slo: Slo | None) -> Capacity:
 
     with _counting(people(), "simulating") as progress:
         return measure_capacity(deployment, asked, slo, progress)
+
+
+def _changes(deployment: Deployment, asked: Asked, slo: Slo) -> tuple[LoadChange, ...]:
+    from kvwise.cli.output import people
+    from kvwise.planner.load_changes import changes_that_keep
+
+    with _counting(people(), "trying changes") as progress:
+        return tuple(changes_that_keep(deployment, asked, slo, progress))
 
 
 @contextmanager

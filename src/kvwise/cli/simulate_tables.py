@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from kvwise.planner.capacity import Capacity, Deployment
+    from kvwise.planner.load_changes import LoadChange
     from kvwise.planner.simulation.results import Distribution, Summary
     from kvwise.planner.simulation.slo import Search, Slo, Verdict
 
@@ -48,6 +49,19 @@ def render_capacity(capacity: Capacity, console: Console) -> None:
     if capacity.search is not None:
         console.print(_answer(capacity.search))
         console.print(_trials(capacity.search))
+
+
+def render_changes(changes: Sequence[LoadChange], console: Console) -> None:
+    """Single changes with which the load keeps its SLO. Prints to `console`, nothing else."""
+    if not changes:
+        console.print("no single change that was tried keeps the SLO")
+        return
+    names = list(changes[0].verdict.observed)
+    table = _table("each of these alone keeps the SLO", *names, "good", "quality")
+    for found in changes:
+        observed = (_seconds(value) for value in found.verdict.observed.values())
+        table.add_row(found.change.words, *observed, f"{found.verdict.good_share:.1%}", found.quality or "the same")
+    console.print(table)
 
 
 def _engine(deployment: Deployment) -> str:

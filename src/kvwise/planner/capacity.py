@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from kvwise.backends.price.engines import DEFAULT_ENGINE, ENGINES
-from kvwise.errors import DoesNotFit, UsageError
+from kvwise.errors import DoesNotFit, NotMeasured, UsageError
 from kvwise.hardware.devices import Placement, parse_placement
 from kvwise.ledger.memory import MemoryPlan, choose_num_blocks, vary_plan
 from kvwise.planner.machine import machine_pricer
@@ -45,13 +45,17 @@ MAX_REQUESTS_HERE: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """A model on a machine, ready for requests on the virtual clock. The pool follows from the sizes of `plan`."""
+    """A model on a machine, ready for requests on the virtual clock. The pool follows from the sizes of `plan`.
+
+    arguments: of deploy(), from which it was made, so that it can be varied.
+    """
 
     plan: Plan
     placement: Placement
     engine: str
     setup: EngineSetup
     times: StepTimes
+    arguments: Mapping[str, Any] = field(repr=False)
 
     def serve(self, load: Load, progress: Progress | None = None) -> Record:
         return simulate(load, self.setup, self.times, progress=progress)
@@ -103,6 +107,7 @@ def deploy(
     DoesNotFit where not one block, here not one request of the context, fits; NotMeasured where nothing says how long
     a step takes; and what plan() does.
     """
+    arguments = dict(locals())
     placement = parse_placement(on) if isinstance(on, str) else on
     most = MAX_REQUESTS_HERE if placement.is_this_machine else MAX_REQUESTS
     batch = check_tokens("max_requests", most if max_requests is None else max_requests)
@@ -117,10 +122,10 @@ def deploy(
     limits = StepLimits(step_tokens, batch, batch, context or planned.spec.max_positions)
     if planned.memory is not None:
         limits = replace(limits, max_context=planned.context)
-        return _deploy_here(planned, planned.memory, placement, limits, prefix_cache)
+        return _deploy_here(planned, planned.memory, placement, limits, prefix_cache, arguments)
     placed, pricer = planned.placed, planned.pricer
     if placed is None or pricer is None:
-        raise UsageError("this plan has no devices to simulate")
+        raise NotMeasured(f"nothing says how long a step takes on {placement}", action="; ".join(planned.notes))
     num_blocks = min(_num_blocks(stage, placed, planned) for stage in placed.stages)
     if num_blocks < 1:
         raise _without_room(placed)
@@ -128,7 +133,8 @@ def deploy(
         num_blocks, limits, policy.block_tokens, prefix_cache, kv_bytes_per_token=planned.kv.bytes_per_token
     )
     program_bends = [Bends.of(stage.program) for stage in placed.stages]
-    return Deployment(planned, placement, engine, setup, PricedSteps(pricer.seconds, Bends.joined(program_bends)))
+    times = PricedSteps(pricer.seconds, Bends.joined(program_bends))
+    return Deployment(planned, placement, engine, setup, times, arguments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +217,12 @@ def _without_room(placed: PlacedPlan) -> DoesNotFit:
 
 
 def _deploy_here(
-    planned: Plan, memory: MemoryPlan, placement: Placement, limits: StepLimits, prefix_cache: bool
+    planned: Plan,
+    memory: MemoryPlan,
+    placement: Placement,
+    limits: StepLimits,
+    prefix_cache: bool,
+    arguments: Mapping[str, Any],
 ) -> Deployment:
     memory = vary_plan(memory, options=replace(memory.options, limits=limits))
     num_blocks = choose_num_blocks(memory)
@@ -219,4 +230,4 @@ def _deploy_here(
         num_blocks, limits, memory.kv.block_tokens, prefix_cache, kv_bytes_per_token=memory.kv.bytes_per_token
     )
     times = PricedSteps(machine_pricer(memory).seconds, Bends.of(memory.program))
-    return Deployment(planned, placement, "kvwise", setup, times)
+    return Deployment(planned, placement, "kvwise", setup, times, arguments)
