@@ -95,6 +95,10 @@ def _table(chosen: Sequence[dict[str, Any]], effort: dict[str, Any]) -> Iterable
     by_place = {(row["cell"], row["label"]): row for row in chosen}
     yield "| | " + " | ".join(labels) + " |"
     yield "| --- |" + " ---: |" * len(labels)
+    held = {row["label"]: row["work"]["weight_bytes"] / 1e6 for row in chosen if row["work"]}
+    if held:
+        sizes = [f"{held[label]:.0f}" if label in held else "" for label in labels]
+        yield f"| weights, MB a token | {' | '.join(sizes)} |"
     for cell in dict.fromkeys(row["cell"] for row in chosen):
         cells = [_cell_text(by_place.get((cell, label)), effort) for label in labels]
         yield f"| {cell} | " + " | ".join(cells) + " |"

@@ -187,6 +187,7 @@ def test_the_table_shows_medians_spread_ratios_shares_and_fewer_samples(results:
     table = report.markdown(published(results))
     assert "| decode 128 b8 | **40 ±5 (2.00×, 50 %)** | **48 ±0 (2.40×, 60 %)** | 20 ±0 (25 %) |" in table
     assert "30 (0 %, n = 1) |" in table
+    assert "| weights, MB a token | 2000 | 2000 | 2000 |" in table
 
 
 def test_the_headline_names_our_best_and_the_peer_that_it_beats(results: Results) -> None:
