@@ -67,8 +67,8 @@ def block(results: dict[str, Any]) -> str:
     repeats, threads = results["effort"]["repeats"], results["machine"]["threads"]
     return (
         f"![speed in times the best peer's]({FIGURE})\n\n"
-        f"Same weights, same tokens, {threads} threads, alternating in one run; medians of {repeats} on a"
-        f" {report.describe(results)[:-1]}. × is speed in times the best peer's, who is named."
+        f"Same weights, same tokens, {threads} threads, alternating in one run; medians of {repeats}."
+        f" {report.describe(results)} In brackets our type of weights, × is speed in times the best peer's, who is named."
         f" [Every cell, spread and distance to the limit]({PAGE}).\n\n"
         f"{report.headline(results)}"
     )

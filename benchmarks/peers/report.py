@@ -164,7 +164,7 @@ def _headline_cell(rows: Sequence[dict[str, Any]], cell: str) -> str:
     best = max(ours, key=lambda r: r["median"] if r["kind"] == "decode" else -r["median"])
     unit = "tok/s" if best["kind"] == "decode" else "s"
     times = f", {best['times_best_peer']:.2f}× {best['best_peer']}" if best["times_best_peer"] else ""
-    return f"{value_text(best)} {unit}{times}"
+    return f"{value_text(best)} {unit} ({best['label'].removeprefix('kvwise ')}){times}"
 
 
 def value_text(row: dict[str, Any]) -> str:

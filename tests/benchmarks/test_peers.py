@@ -191,7 +191,8 @@ def test_the_table_shows_medians_spread_ratios_shares_and_fewer_samples(results:
 
 
 def test_the_headline_names_our_best_and_the_peer_that_it_beats(results: Results) -> None:
-    assert "| 0.25 s, 120.00× llama.cpp Q8_0 | 48 tok/s, 2.40× llama.cpp Q8_0 |" in report.headline(published(results))
+    shown = report.headline(published(results))
+    assert "| 0.25 s (Q8_0), 120.00× llama.cpp Q8_0 | 48 tok/s (i8), 2.40× llama.cpp Q8_0 |" in shown
 
 
 def test_distances_are_shown_of_ours_and_of_the_best_peer(results: Results) -> None:
