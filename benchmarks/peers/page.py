@@ -68,7 +68,8 @@ def block(results: dict[str, Any]) -> str:
     return (
         f"![speed in times the best peer's]({FIGURE})\n\n"
         f"Same weights, same tokens, {threads} threads, alternating in one run; medians of {repeats}."
-        f" {report.describe(results)} In brackets our type of weights, × is speed in times the best peer's, who is named."
+        f" {report.describe(results)} In brackets our type of weights; × is speed in times the best peer's, who is"
+        " named."
         f" [Every cell, spread and distance to the limit]({PAGE}).\n\n"
         f"{report.headline(results)}"
     )
