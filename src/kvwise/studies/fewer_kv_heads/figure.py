@@ -50,7 +50,7 @@ def _heads(count: int, what: str = "head") -> str:
 
 def _label_apart(axes: Axes, x: float, ends: list[tuple[float, str, str]]) -> None:
     """Labels at the ends of lines, moved up where two would overlap."""
-    gap = 0.13 * max(y for y, _, _ in ends)
+    gap = 0.17 * max(y for y, _, _ in ends)
     lowest = 0.0
     for y, text, color in sorted(ends):
         at = max(y, lowest)
