@@ -45,7 +45,8 @@ KVW_INLINE void all_rows(const MatmulArgs& args, int64_t tile, int64_t row, int6
   }
 }
 
-// Few rows: one tile after the other. Very few wait for memory alone, more keep it waiting.
+// Few rows: one tile after the other. Very few wait for memory alone, and the hardware follows one long stream by itself
+// better than when it is told; more rows keep it waiting.
 template <class Kernel>
 static void streamed_matmul(const MatmulArgs& args, int64_t tile, int64_t tile_end, int64_t row, int64_t row_end) {
   constexpr int kFew = Kernel::kStreamRows < 5 ? Kernel::kStreamRows : 5;
@@ -53,7 +54,7 @@ static void streamed_matmul(const MatmulArgs& args, int64_t tile, int64_t tile_e
   const Ahead ahead{args.weight.tile_bytes};
   for (; tile < tile_end; ++tile) {
     if (rows <= kFew) {
-      run_rows<Kernel, kFew, 1, Fetch::next>(args, tile, row, rows, ahead);
+      run_rows<Kernel, kFew, 1, Fetch::none>(args, tile, row, rows, ahead);
     } else if constexpr (Kernel::kStreamRows > kFew) {
       run_rows<Kernel, Kernel::kStreamRows, 1, Fetch::near>(args, tile, row, rows, ahead);
     }
