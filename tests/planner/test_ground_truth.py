@@ -14,6 +14,8 @@ import kvwise
 from kvwise.hardware.devices import parse_placement
 from kvwise.ledger.host import HostMemory, MemoryLimit
 from kvwise.planner.plan import Plan
+from kvwise.planner.policy import Policy
+from kvwise.planner.presets import PRESETS, set_switches
 from kvwise.planner.shape import plan_shape
 from kvwise.units import GB, GiB, MiB
 from planner.test_published_models import BY_ID
@@ -62,16 +64,37 @@ def bits_per_weight(name: str) -> float:
     return plan_shape(params=2**20, layers=1, kv_heads=1, head_dim=1, weights=name, host=HOST).weight_bytes * 8 / 2**20
 
 
-def vllm_kv_pool() -> float:
-    """0.9 of 39.50 GiB, less what vLLM reports as non-torch (0.10) and as peak of activations (9.37)."""
-    p = plan(LLAMA_8B, memory_limit=round((39.50 * 0.9 - 0.10 - 9.37) * GiB))
-    return (p.budget_bytes - p.weight_bytes) / GiB
+def preset(name: str, on: str, *switches: str) -> Policy:
+    return set_switches(PRESETS[name](parse_placement(on)), switches)
 
 
-def gemma3_context() -> float:
-    """llama.cpp keeps a window and its micro-batch of 512 tokens in windowed layers."""
-    kv = plan(GEMMA3_4B).kv
-    return kv.kv_stored_bytes(32768, evict_windows=True, step_tokens=512) / MiB
+def vllm_kv_pool(whole_blocks: bool) -> float:
+    """On 39.50 GiB, with what vLLM reports as non-torch (0.10) and as peak of activations (9.37), in GiB."""
+    reported = (f"workspace_bytes={round(0.10 * GiB)}", f"arena_bytes={round(9.37 * GiB)}")
+    placed = plan(LLAMA_8B, on="a100-40gb", policy=preset("vllm", "a100-40gb", *reported)).placed
+    assert placed is not None
+    stage = placed.fullest
+    free = stage.budget_bytes - stage.total_bytes + stage.row("kv_pool")
+    block = stage.kv.bytes_per_block
+    return (free // block * block if whole_blocks else free) / GiB
+
+
+def vllm_blocks() -> int:
+    policy = preset("vllm", "h100", "block_tokens=128")
+    return policy.held_tokens(None, 15049) // policy.block_tokens
+
+
+def gpt_oss_tokens() -> float:
+    """Of 5.38 GiB, where windows are not told apart."""
+    kv, policy = plan(GPT_OSS_120B).kv, preset("vllm", "h100", "evict_windows=no")
+    return 5.38 * GiB / policy.held_bytes(kv, 2**20) * 2**20
+
+
+def gemma3(row: str) -> float:
+    """llama.cpp with 32768 cells: windowed layers hold their window and a micro-batch; logits of 512 rows. MiB."""
+    placed = plan(GEMMA3_4B, on="rtx-4090", context=32768, policy=preset("llamacpp", "rtx-4090")).placed
+    assert placed is not None
+    return (placed.host_bytes if row == "host" else placed.fullest.row(row)) / MiB
 
 
 def ratio_405() -> float:
@@ -133,15 +156,15 @@ COMPUTED: dict[str, Callable[[], float]] = {
     "kv2048-Qwen1.5-32B": lambda: plan(QWEN_1_5_32B, context=2048).kv_bytes / MiB,
     "kv2048-Yi-1.5-34B": lambda: plan(YI_1_5_34B, context=2048).kv_bytes / MiB,
     "qwen38-27b-256k": lambda: plan(QWEN_27B_HYBRID, context=262144).kv_bytes / GiB,
-    "gemma3-4b-fit-ctx": gemma3_context,
-    "gemma3-4b-fit-host": lambda: 2 * (plan(GEMMA3_4B).embedding_parameters or 0) / MiB,
-    "gemma3-4b-fit-compute": lambda: (plan(GEMMA3_4B, context=4096, batch=512).logits_bytes or 0) / MiB,
-    "vllm12330-kv": lambda: 5691 * plan(LLAMA_8B).kv.bytes_per_block / GiB,
-    "vllm12330-sum": vllm_kv_pool,
+    "gemma3-4b-fit-ctx": lambda: gemma3("kv_pool"),
+    "gemma3-4b-fit-host": lambda: gemma3("host"),
+    "gemma3-4b-fit-compute": lambda: gemma3("logits"),
+    "vllm12330-kv": lambda: vllm_kv_pool(whole_blocks=True),
+    "vllm12330-sum": lambda: vllm_kv_pool(whole_blocks=False),
     "vllm-w-qwen3-32b": lambda: plan(QWEN3_32B).weight_bytes / GiB,
     "vllm-w-qwen3-06b": lambda: of("Qwen/Qwen3-0.6B").weight_bytes / GiB,
-    "vllm-blocks": lambda: replace(plan(LLAMA_8B).kv, block_tokens=128).blocks_for(15049),
-    "gptoss120b": lambda: 5.38 * GiB / plan(GPT_OSS_120B).kv_bytes_per_token,
+    "vllm-blocks": vllm_blocks,
+    "gptoss120b": gpt_oss_tokens,
     "l3-70b-q4km": lambda: 42.52 * GB * 8 / of("meta-llama/Llama-3.1-70B").parameters,
     "bpw-Q4_0": lambda: bits_per_weight("q4_0"),
     "bpw-Q5_0": lambda: bits_per_weight("q5_0"),

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from kvwise.backends import BACKENDS
-from kvwise.backends.price.engines import DEFAULT_ENGINE, ENGINES
+from kvwise.backends.price.engines import DEFAULT_ENGINE, ENGINES, ROOFLINE, EngineTiming
 from kvwise.backends.protocol import Backend, LoadOptions
 from kvwise.backends.runnable import runs
 from kvwise.errors import BackendError, NotMeasured, UsageError
@@ -68,7 +68,7 @@ def plan(
     host: HostMemory | None = None,
     backend: str = "native",
     on: str | Placement | None = None,
-    engine: str = DEFAULT_ENGINE,
+    engine: str | None = None,
     output_tokens: int | None = None,
     policy: Policy = KVWISE,
 ) -> Plan:
@@ -79,8 +79,9 @@ def plan(
     the hub too, by their headers. context: tokens of each of `batch` requests; default: the engine's. pictures: (width,
     height) in pixels, whose tokens come on top. weights: plan for this type instead of the stored one. memory_limit:
     bytes to compare with instead of all that `host` (default: this machine) or a device has. on: devices such as
-    "h100:4", instead of this machine, on which `engine` (one of ENGINES) serves it and whose memory `policy` divides;
-    of each context the last `output_tokens` are put out (default: 256).
+    "h100:4", instead of this machine, whose memory `policy` divides (presets.py has other engines') and on which
+    `engine` (one of ENGINES; default: the policy's) serves it; of each context the last `output_tokens` are put out
+    (default: 256).
     Raises UsageError, ModelNotFound, CheckpointError, SpecError or UnknownArchitecture.
     """
     described = describe_model(model)
@@ -122,7 +123,7 @@ def plan(
             if stored is not None:
                 types, sizes = stored_weights(stored.pieces, program, types)
             programs = [stage.program for stage in placed.stages]
-            pricer = roofline_pricer(program, types, sizes, kv, placement, ENGINES[engine], placed=programs)
+            pricer = roofline_pricer(program, types, sizes, kv, placement, _timing(engine, policy), placed=programs)
             latency = placed_latency(pricer, work, has_experts=has_experts)
         except NotMeasured as problem:
             pricer, unknown = None, (f"no latency: {problem}",)
@@ -150,6 +151,14 @@ def plan(
         placed=placed,
         pricer=pricer,
     )
+
+
+def _timing(engine: str | None, policy: Policy) -> EngineTiming:
+    """A policy that says whose step times also says how many tokens a step takes."""
+    timing = ENGINES[engine or policy.engine or DEFAULT_ENGINE]
+    if engine is not None or not policy.engine or timing is ROOFLINE:
+        return timing
+    return replace(timing, max_step_tokens=policy.step_tokens)
 
 
 def _picture_tokens(name: str, spec: ModelSpec, pictures: Sequence[tuple[int, int]]) -> tuple[int, ...]:

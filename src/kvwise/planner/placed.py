@@ -5,7 +5,7 @@
     states       what each request holds once
     arena        activations of a step of the policy's size
     logits       in the last stage
-    context      the runtime; graphs: recorded steps; collectives: buffers of several devices
+    runtime      of the device; graphs: recorded steps; workspaces of libraries; collectives: buffers among devices
 
 Ranks of a stage are equal, so a device is a stage. A placement fits when its fullest device does. Reads no weights.
 """
@@ -13,14 +13,14 @@ Ranks of a stage are equal, so a device is a stage. A placement fits when its fu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from kvwise.errors import UsageError
 from kvwise.hardware.devices import Placement
 from kvwise.ledger.rows import LedgerRow, sum_predicted
 from kvwise.planner.policy import Policy
 from kvwise.program.arena import Arena, plan_arena
-from kvwise.program.ir import Program
+from kvwise.program.ir import MatMul, Program, Role
 from kvwise.program.shard import shard_program
 from kvwise.program.stages import split_stages, stage_layers
 from kvwise.spec.dtypes import TensorType
@@ -35,12 +35,15 @@ WeightBytes = Callable[[Program], int]  # of a rank's program
 class Part:
     """A stage as one of its equal ranks runs it, with what does not change with context and batch.
 
-    weights: bytes. Arenas are kept once they are laid out: sweeps ask for the same ones again and again.
+    weights: bytes; tables: of them in tables of embeddings, looked_up: in those that nothing multiplies by. Arenas are
+    kept once they are laid out: sweeps ask for the same ones again and again.
     """
 
     program: Program
     num_layers: int
     weights: int
+    tables: int
+    looked_up: int
     _arenas: dict[tuple[int, int], Arena] = field(default_factory=dict, repr=False, compare=False)
 
     def arena(self, limits: StepLimits) -> Arena:
@@ -152,6 +155,11 @@ class PlacedPlan:
         return min(stage.max_requests for stage in self.stages)
 
     @property
+    def host_bytes(self) -> int:
+        """Held by the machine that the devices are in: tables of embeddings, where the policy keeps them there."""
+        return self.stages[0].part.tables if self.policy.embedding_on_host else 0
+
+    @property
     def arithmetic(self) -> str:
         """What the fullest device needs, part by part."""
         stage = self.fullest
@@ -168,8 +176,9 @@ class PlacedPlan:
             "device": device.name,
             "tensor_parallel": placement.tensor_parallel,
             "pipeline_parallel": placement.pipeline_parallel,
-            "policy": self.policy.name,
+            "policy": asdict(self.policy),
             "memory_rule": device.memory_rule,
+            "host_bytes": self.host_bytes,
             "fits": self.fits,
             "max_requests": self.max_requests,
             "stages": [stage.to_json() for stage in self.stages],
@@ -238,7 +247,19 @@ def _parts(program: Program, placement: Placement, weight_bytes: WeightBytes) ->
     cut = place_program(program, placement)
     layers = {int(op.out.split(".")[1]) for op in program.ops if op.out.startswith("layers.")}
     spread = stage_layers(len(layers), placement.pipeline_parallel)
-    return tuple(Part(part, n, weight_bytes(part)) for part, n in zip(cut, spread, strict=True))
+    return tuple(_part(part, n, weight_bytes) for part, n in zip(cut, spread, strict=True))
+
+
+def _part(program: Program, num_layers: int, weight_bytes: WeightBytes) -> Part:
+    tables = {name for name, weight in program.weights.items() if weight.role is Role.EMBEDDING}
+    multiplied = {name for op in program.ops if isinstance(op, MatMul) for name in op.weights}
+
+    def without(left_out: set[str]) -> int:
+        kept = {name: weight for name, weight in program.weights.items() if name not in left_out}
+        return weight_bytes(replace(program, weights=kept))
+
+    total = weight_bytes(program)
+    return Part(program, num_layers, total, total - without(tables), total - without(tables - multiplied))
 
 
 def _plan_parts(
@@ -252,45 +273,63 @@ def _plan_parts(
     batch: int,
     memory_limit: int | None,
 ) -> PlacedPlan:
-    budget = _budget_bytes(placement, policy, memory_limit)
+    usable = _usable_bytes(placement, memory_limit)
     stages = []
     for part in parts:
         cut = part.program
         its_kv = KVCacheSpec(cut.kv_layers, kv.kv_type, policy.block_tokens, cut.states)
-        stages.append(_stage(part, its_kv, budget, placement, policy, context, batch))
+        stages.append(_stage(part, its_kv, usable, placement, policy, context, batch))
     return PlacedPlan(placement, policy, tuple(stages), program, weight_bytes, kv, context, batch, memory_limit)
 
 
 def _stage(
     part: Part,
     kv: KVCacheSpec,
-    budget: int,
+    usable: int,
     placement: Placement,
     policy: Policy,
     context: int,
     batch: int,
 ) -> Stage:
-    step_tokens = max(min(policy.step_tokens, context * batch), batch)
+    asked = policy.step_tokens if policy.full_step else min(policy.step_tokens, context * batch)
+    step_tokens = max(asked, batch)
     logits_rows = policy.logits_rows or batch
     arena = part.arena(StepLimits(step_tokens, logits_rows, batch, context))
     held = policy.held_bytes(kv, context)
     states = kv.state_bytes_per_request
-    logits_row = 0 if policy.logits_rows else part.program.slots[part.program.output].width * policy.logits_bytes
+    logits_row = (
+        0
+        if policy.logits_rows or policy.arena_bytes is not None
+        else part.program.slots[part.program.output].width * policy.logits_bytes
+    )
+    weights = part.weights - (part.looked_up if policy.embedding_on_host else 0)
     parts = (
-        ("weights", part.weights, "formula: shares of the tensor list"),
+        ("weights", weights, "formula: shares of the tensor list"),
         ("kv_pool", batch * (held - states), f"formula: {format_count(batch)} x {format_count(context)} tokens"),
         ("states", batch * states, f"formula: {format_count(batch)} requests"),
-        ("arena", arena.total_bytes // 4 * policy.activation_bytes, f"formula: lifetimes x {step_tokens} tokens"),
-        ("logits", arena.logits_bytes // 4 * policy.logits_bytes, f"formula: {logits_rows} rows"),
+        *_activations(arena, policy, step_tokens, logits_rows),
         ("runtime", policy.runtime_bytes if placement.device.kind == "gpu" else 0, f"policy {policy.name}"),
         ("graphs", policy.graph_bytes, f"policy {policy.name}"),
+        ("workspaces", policy.workspace_bytes, f"policy {policy.name}"),
         ("collectives", policy.collective_bytes if placement.num_devices > 1 else 0, f"policy {policy.name}"),
     )
     rows = tuple(LedgerRow(name, nbytes, None, "B", source) for name, nbytes, source in parts if nbytes)
+    budget = policy.budget(usable, {name: nbytes for name, nbytes, _ in parts})
     return Stage(part, kv, rows, batch, held, logits_row, budget, policy)
 
 
-def _budget_bytes(placement: Placement, policy: Policy, memory_limit: int | None) -> int:
+def _activations(arena: Arena, policy: Policy, step_tokens: int, logits_rows: int) -> Sequence[tuple[str, int, str]]:
+    """Rows of the arena, which lays elements out in 4 bytes, and of logits."""
+    if policy.arena_bytes is not None:
+        return ("arena", policy.arena_bytes, "as it was set"), ("logits", 0, "")
+    return (
+        ("arena", arena.total_bytes // 4 * policy.activation_bytes, f"formula: lifetimes x {step_tokens} tokens"),
+        ("logits", arena.logits_bytes // 4 * policy.logits_bytes, f"formula: {logits_rows} rows"),
+    )
+
+
+def _usable_bytes(placement: Placement, memory_limit: int | None) -> int:
+    """What programs may fill of each device, or the limit where that is less."""
     device = placement.device
     if device.memory_usable_bytes is None:
         if memory_limit is None:
@@ -298,5 +337,4 @@ def _budget_bytes(placement: Placement, policy: Policy, memory_limit: int | None
                 f"the memory of {device.name} is {device.memory_rule}", expected="a limit: --memory 256GiB"
             )
         return memory_limit
-    usable = int(device.memory_usable_bytes * policy.memory_fraction)
-    return usable if memory_limit is None else min(usable, memory_limit)
+    return device.memory_usable_bytes if memory_limit is None else min(device.memory_usable_bytes, memory_limit)

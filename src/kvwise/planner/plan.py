@@ -19,7 +19,7 @@ from kvwise.spec.kv import KVCacheSpec
 from kvwise.spec.model import ModelSpec
 from kvwise.units import format_bytes
 
-JSON_VERSION: Final = 1
+JSON_VERSION: Final = 2
 
 
 @dataclass(frozen=True, slots=True)

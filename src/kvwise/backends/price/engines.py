@@ -53,6 +53,10 @@ _ROWS: Final = (
         "sglang", 0.6e-3, 8e-6, 12e-6, 3, 6, True, True, False, 8192,
         "step: as trtllm, which overlaps scheduling likewise; prompts first: its scheduler's default",
     ),
+    EngineTiming(
+        "llamacpp", 0.0, 0.0, 0.0, 3, 6, True, False, True, 512,
+        "nothing is known of what a step takes beside its kernels, so nothing is added; 512 tokens: n_ubatch",
+    ),
 )  # fmt: skip
 
 # No engine at all: steps take what their bytes or their arithmetic take, as textbooks reckon.
