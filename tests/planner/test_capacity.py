@@ -14,6 +14,7 @@ from kvwise.planner.simulation.asked import Asked
 from kvwise.planner.simulation.load import closed_load, fixed_sizes
 from kvwise.planner.simulation.results import summarize
 from kvwise.planner.simulation.slo import Slo
+from kvwise.scheduler import POLICIES
 from kvwise.spec.shape import StepShape
 from kvwise.units import GiB
 
@@ -165,3 +166,10 @@ def test_a_machine_that_was_never_measured_says_so(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("KVWISE_CACHE", str(tmp_path))
     with pytest.raises(NotMeasured):
         on("this", context=512)
+
+
+def test_an_engine_schedules_as_it_does() -> None:
+    assert on(engine="vllm").to_json()["scheduling"] == "fcfs"
+    apart = on(engine="sglang")
+    assert apart.to_json()["scheduling"] == "prompts_first"
+    assert apart.setup.policy is POLICIES["prompts_first"]

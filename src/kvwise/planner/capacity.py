@@ -32,6 +32,7 @@ from kvwise.planner.simulation.results import Summary, summarize
 from kvwise.planner.simulation.simulate import EngineSetup, Progress, simulate
 from kvwise.planner.simulation.slo import Search, Slo, Verdict, find_highest_concurrency, find_highest_rate
 from kvwise.planner.tables import check_tokens
+from kvwise.scheduler import POLICIES
 from kvwise.spec.model import ModelSpec
 from kvwise.spec.shape import StepLimits, StepShape
 from kvwise.units import format_bytes
@@ -75,6 +76,7 @@ class Deployment:
         return {
             "on": str(self.placement),
             "engine": self.engine,
+            "scheduling": _scheduling(self.engine),
             "num_blocks": self.setup.num_blocks,
             "block_tokens": self.setup.block_tokens,
             "max_requests": limits.max_requests,
@@ -130,8 +132,9 @@ def deploy(
     if num_blocks < 1:
         raise _without_room(placed)
     setup = EngineSetup(
-        num_blocks, limits, policy.block_tokens, prefix_cache, kv_bytes_per_token=planned.kv.bytes_per_token
-    )
+        num_blocks, limits, policy.block_tokens, prefix_cache, POLICIES[_scheduling(engine)],
+        planned.kv.bytes_per_token,
+    )  # fmt: skip
     program_bends = [Bends.of(stage.program) for stage in placed.stages]
     times = PricedSteps(pricer.seconds, Bends.joined(program_bends))
     return Deployment(planned, placement, engine, setup, times, arguments)
@@ -187,6 +190,11 @@ def measure_capacity(
         else:
             search = find_highest_rate(attempt, slo, start=deployment.rate_alone)
     return Capacity(deployment, load, summary, slo, verdict, search)
+
+
+def _scheduling(engine: str) -> str:
+    """The policy by which an engine of this name computes prompts and decodes; kvwise's own is fcfs."""
+    return "prompts_first" if engine in ENGINES and not ENGINES[engine].mixes_prefill else "fcfs"
 
 
 def _num_blocks(stage: Stage, placed: PlacedPlan, planned: Plan) -> int:

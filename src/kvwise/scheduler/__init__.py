@@ -28,7 +28,11 @@ class Policy(Protocol):
     ) -> StepPlan: ...
 
 
-POLICIES: Final[Table[Policy]] = Table("scheduling policy", {"fcfs": "kvwise.scheduler.fcfs:plan_step"}, UsageError)
+POLICIES: Final[Table[Policy]] = Table(
+    "scheduling policy",
+    {"fcfs": "kvwise.scheduler.fcfs:plan_step", "prompts_first": "kvwise.scheduler.fcfs:plan_prompts_first"},
+    UsageError,
+)
 
 __all__ = [
     "POLICIES",

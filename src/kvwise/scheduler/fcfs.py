@@ -44,6 +44,23 @@ def plan_step(
     return draft.finish()
 
 
+def plan_prompts_first(
+    running: Iterable[Schedulable], waiting: Iterable[Schedulable], cache: CacheView, limits: StepLimits
+) -> StepPlan:
+    """Likewise, but as long as there are prompts to compute for which there is room, decodes wait for them.
+
+    First tokens come sooner, later ones with longer gaps; as many requests as may run can hold a decode up.
+    """
+    running = list(running)
+    draft = _Draft(running, cache, limits)
+    draft.plan_prompts()
+    draft.plan_admissions(waiting)
+    if not draft.scheduled:
+        return plan_step(running, waiting, cache, limits)
+    draft.block_rest("prompts")
+    return draft.finish()
+
+
 def _is_decode(request: Schedulable, num_computed: int) -> bool:
     """Is an output token the only one still to be computed?"""
     return num_computed >= request.num_prompt_tokens and num_computed == len(request.token_ids) - 1
@@ -78,6 +95,20 @@ class _Draft:
         for place in prefill_places:
             if place < len(self.running):
                 self._plan_one(self.running[place], place, "prefill")
+
+    def plan_prompts(self) -> None:
+        place = 0
+        while place < len(self.running):  # preemption shortens it
+            request = self.running[place]
+            if not _is_decode(request, request.num_computed_tokens):
+                self._plan_one(request, place, "prefill")
+            place += 1
+
+    def block_rest(self, by: BlockedBy) -> None:
+        """Running requests that were given nothing, and had nothing denied, wait for this."""
+        for request in self.running:
+            if request.request_id not in self.scheduled:
+                self.blocked.setdefault(request.request_id, by)
 
     def plan_admissions(self, waiting: Iterable[Schedulable]) -> None:
         num_promised: int | None = None

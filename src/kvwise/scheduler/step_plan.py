@@ -14,7 +14,7 @@ from kvwise.kvcache import CachedPrefix
 from kvwise.spec.shape import StepLimits
 
 Kind = Literal["prefill", "decode"]
-BlockedBy = Literal["max_requests", "max_tokens", "max_logits_rows", "blocks", "preemption"]
+BlockedBy = Literal["max_requests", "max_tokens", "max_logits_rows", "blocks", "preemption", "prompts"]
 
 
 class Schedulable(Protocol):
