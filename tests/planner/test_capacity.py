@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from kvwise.errors import DoesNotFit, InputError, NotMeasured, UsageError
-from kvwise.planner.capacity import MAX_REQUESTS, Deployment, deploy, measure_capacity
+from kvwise.planner.capacity import Deployment, deploy, measure_capacity
 from kvwise.planner.memory import plan
+from kvwise.planner.policy import KVWISE
+from kvwise.planner.presets import PRESETS
 from kvwise.planner.simulation.asked import Asked
 from kvwise.planner.simulation.load import closed_load, fixed_sizes
 from kvwise.planner.simulation.results import summarize
@@ -50,7 +52,7 @@ def test_the_pool_is_the_largest_that_fits() -> None:
 def test_requests_that_the_plan_says_fit_have_their_blocks() -> None:
     """One mechanism: as many requests as plan() has room for have room in the pool."""
     for context in (512, 4096):
-        room = plan(CONFIG, on="a10g", context=context, batch=MAX_REQUESTS).placed
+        room = plan(CONFIG, on="a10g", context=context, batch=KVWISE.max_requests).placed
         assert room is not None
         pool = on(context=context, step_tokens=512).setup.num_blocks
         assert pool // (context // 16) == pytest.approx(room.max_requests, rel=0.03)
@@ -170,6 +172,17 @@ def test_a_machine_that_was_never_measured_says_so(monkeypatch: pytest.MonkeyPat
 
 def test_an_engine_schedules_as_it_does() -> None:
     assert on(engine="vllm").to_json()["scheduling"] == "fcfs"
-    apart = on(engine="sglang")
+    assert on(engine="sglang").setup.limits.max_requests == KVWISE.max_requests
+    apart = on(policy_of=PRESETS["sglang"])
     assert apart.to_json()["scheduling"] == "prompts_first"
     assert apart.setup.policy is POLICIES["prompts_first"]
+    assert apart.setup.limits.max_requests == 2048
+    assert apart.setup.block_tokens == 16, "blocks of one token are kept as blocks of 16"
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_every_preset_can_be_simulated(name: str) -> None:
+    deployment = on("h100", policy_of=PRESETS[name])
+    assert deployment.setup.limits.max_requests == PRESETS[name](deployment.placement).max_requests
+    record = deployment.serve(asked(rate=5.0).at(5.0))
+    assert len(record.requests) == 80

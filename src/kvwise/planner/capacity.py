@@ -10,7 +10,7 @@ steps in it at once do better. Knows no arrivals and no files.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -35,13 +35,13 @@ from kvwise.planner.tables import check_tokens
 from kvwise.scheduler import POLICIES
 from kvwise.spec.model import ModelSpec
 from kvwise.spec.shape import StepLimits, StepShape
-from kvwise.units import format_bytes
+from kvwise.units import ceil_div, format_bytes
 
 Model = str | Path | Mapping[str, object] | ModelSpec
 
-# Requests in a step: as many as vLLM takes by default (max_num_seqs); on a CPU, where more gain little by company, 16.
-MAX_REQUESTS: Final = 256
-MAX_REQUESTS_HERE: Final = 16
+MAX_REQUESTS_HERE: Final = 16  # in a step: on a CPU more gain little by company
+_LEAST_BLOCK_TOKENS: Final = 16  # smaller blocks are kept as such: they waste little and take long to keep
+PolicyOf = Callable[[Placement], Policy]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,27 +98,32 @@ def deploy(
     kv_dtype: str = "f16",
     weights: str | None = None,
     memory_limit: int | None = None,
-    engine: str = DEFAULT_ENGINE,
-    policy: Policy = KVWISE,
+    engine: str | None = None,
+    policy_of: PolicyOf | None = None,
     prefix_cache: bool = True,
 ) -> Deployment:
     """`model` on `on`, with as large a pool as there is room for. Reads no weights.
 
     context: of one request at most; default: all of the model's positions on devices, the engine's default here.
-    max_requests, step_tokens: of one step; defaults: MAX_REQUESTS and the engine's. The others: as plan(). Raises
+    policy_of: of a placement, its engine's policy (presets.py); default: kvwise's, with the times of `engine`.
+    max_requests, step_tokens: of one step; defaults: the policy's and the engine's. The others: as plan(). Raises
     DoesNotFit where not one block, here not one request of the context, fits; NotMeasured where nothing says how long
     a step takes; and what plan() does.
     """
     arguments = dict(locals())
     placement = parse_placement(on) if isinstance(on, str) else on
-    most = MAX_REQUESTS_HERE if placement.is_this_machine else MAX_REQUESTS
-    batch = check_tokens("max_requests", most if max_requests is None else max_requests)
+    policy = KVWISE if policy_of is None else policy_of(placement)
+    here = placement.is_this_machine
+    if max_requests is None:
+        max_requests = MAX_REQUESTS_HERE if here else policy.max_requests
+    batch = check_tokens("max_requests", max_requests)
+    timed = engine or policy.engine or DEFAULT_ENGINE
     if step_tokens is None:
-        step_tokens = policy.step_tokens if placement.is_this_machine else ENGINES[engine].max_step_tokens
+        step_tokens = policy.step_tokens if here or policy.engine == timed else ENGINES[timed].max_step_tokens
     step_tokens = max(check_tokens("step_tokens", step_tokens), batch)
     planned = plan(
         model, context=context, batch=batch, kv_dtype=kv_dtype, weights=weights, memory_limit=memory_limit,
-        on=placement, engine=engine, policy=replace(policy, step_tokens=step_tokens),
+        on=placement, engine=timed, policy=replace(policy, step_tokens=step_tokens, max_requests=batch),
     )  # fmt: skip
     assert planned.spec is not None
     limits = StepLimits(step_tokens, batch, batch, context or planned.spec.max_positions)
@@ -128,16 +133,16 @@ def deploy(
     placed, pricer = planned.placed, planned.pricer
     if placed is None or pricer is None:
         raise NotMeasured(f"nothing says how long a step takes on {placement}", action="; ".join(planned.notes))
-    num_blocks = min(_num_blocks(stage, placed, planned) for stage in placed.stages)
+    block_tokens = max(policy.block_tokens, _LEAST_BLOCK_TOKENS)
+    num_blocks = min(_pool_tokens(stage, placed, planned) for stage in placed.stages) // block_tokens
     if num_blocks < 1:
         raise _without_room(placed)
     setup = EngineSetup(
-        num_blocks, limits, policy.block_tokens, prefix_cache, POLICIES[_scheduling(engine)],
-        planned.kv.bytes_per_token,
-    )  # fmt: skip
+        num_blocks, limits, block_tokens, prefix_cache, POLICIES[_scheduling(timed)], planned.kv.bytes_per_token
+    )
     program_bends = [Bends.of(stage.program) for stage in placed.stages]
     times = PricedSteps(pricer.seconds, Bends.joined(program_bends))
-    return Deployment(planned, placement, engine, setup, times, arguments)
+    return Deployment(planned, placement, timed, setup, times, arguments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,10 +202,10 @@ def _scheduling(engine: str) -> str:
     return "prompts_first" if engine in ENGINES and not ENGINES[engine].mixes_prefill else "fcfs"
 
 
-def _num_blocks(stage: Stage, placed: PlacedPlan, planned: Plan) -> int:
-    """The largest pool beside everything else of the stage, in blocks as its plan counts them; 0: no room."""
-    pool = stage.row("kv_pool")
-    each = -(-pool // (planned.batch * -(-planned.context // placed.policy.block_tokens)))
+def _pool_tokens(stage: Stage, placed: PlacedPlan, planned: Plan) -> int:
+    """The largest pool beside everything else of the stage, of blocks as its plan counts them; 0: no room."""
+    pool, block_tokens = stage.row("kv_pool"), placed.policy.block_tokens
+    each = ceil_div(pool, planned.batch * ceil_div(planned.context, block_tokens))
     rest = stage.total_bytes - pool
     if each <= 0:
         raise UsageError("this model keeps no K and V", action="its requests are bound by their number alone")
@@ -210,7 +215,7 @@ def _num_blocks(stage: Stage, placed: PlacedPlan, planned: Plan) -> int:
         return total + stage.policy.reserve(total)
 
     most = max(0, stage.budget_bytes - rest) // each
-    return bisect_right(range(most + 1), stage.budget_bytes, key=needed) - 1
+    return block_tokens * max(0, bisect_right(range(most + 1), stage.budget_bytes, key=needed) - 1)
 
 
 def _without_room(placed: PlacedPlan) -> DoesNotFit:
