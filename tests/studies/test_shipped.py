@@ -1,4 +1,4 @@
-"""What is committed with each study: its text is what its code concludes from its results, on a machine that is named."""
+"""What is committed with each study: a text that its code concludes from its results, on a machine that is named."""
 
 from __future__ import annotations
 

@@ -11,9 +11,11 @@ from kvwise.units import format_bytes, format_count, format_seconds
 
 def conclude(results: Results) -> Conclusion:
     training, prefill, decode = results["phases"]
+    weights = training["kept"][0]["predicted_bytes"]
     finding = (
-        f"The same layer keeps {format_bytes(kept_bytes(training))} to train on {training['positions']} tokens and "
-        f"{format_bytes(kept_bytes(prefill))} to serve them: K and V are all that is left. A prefill does "
+        f"Beside its weights of {format_bytes(weights)} the same layer keeps "
+        f"{format_bytes(kept_bytes(training) - weights)} to train on {training['positions']} tokens and "
+        f"{format_bytes(kept_bytes(prefill) - weights)} to serve them, K and V; a prefill does "
         f"{intensity(prefill):.0f} FLOPs for each byte that it moves and rules TTFT, a decode step "
         f"{intensity(decode):.2g} and rules TPOT"
     )
