@@ -136,6 +136,20 @@ def test_a_plan_that_does_not_fit_is_refused_before_the_machine_is_measured(
     assert "a test" in result.err
 
 
+def test_what_does_not_fit_runs_when_it_is_forced_and_says_so(
+    kvwise: Kvwise, tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = kvwise("run", tiny, "hello", *FAST, "--json").json
+    assert whole["forced"] is False
+    crowded = HostMemory(2**30, (MemoryLimit("a test", 2**20),))
+    monkeypatch.setattr("kvwise.engine.model.read_host_memory", lambda: crowded)
+    forced = kvwise("run", tiny, "hello", *FAST, "--force", "--json")
+    assert forced.code == 0
+    assert forced.json["forced"] is True
+    assert forced.json["ids"] == whole["ids"]
+    assert "forced: it does not fit" in kvwise("run", tiny, "hello", *FAST, "--force").err
+
+
 def test_a_safetensors_file_finds_the_tokenizer_beside_it(kvwise: Kvwise, tiny: str) -> None:
     whole = kvwise("run", tiny, "hello", *FAST, "--json").json
     assert kvwise("run", f"{tiny}/model.safetensors", "hello", *FAST, "--json").json["ids"] == whole["ids"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
+import typer
+
 from kvwise.cli import options as o
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ def run_command(
     kv_dtype: o.KvDtype = "f16",
     weights: o.Weights = None,
     backend: o.BackendName = "native",
+    force: Annotated[bool, typer.Option("--force", help="Load it even where it does not fit, and say so.")] = False,
     as_json: o.Json = False,
 ) -> None:
     """Answer PROMPT (or standard input): the cost is told before the first token and measured after the last."""
@@ -46,6 +49,7 @@ def run_command(
     from kvwise.engine.receipt import receipt
     from kvwise.errors import NotMeasured
     from kvwise.spec.request import Request
+    from kvwise.units import format_bytes
 
     sampling = o.sampling_params(max_tokens, min_tokens, temperature, top_k, top_p, min_p, seed, stop, ignore_eos)
     model, prompt = model_and_prompt(arguments or [])
@@ -55,12 +59,14 @@ def run_command(
         prompt_ids = encode_prompt(opened, prompt, raw=raw)
         needed = len(prompt_ids) + max_tokens - 1
         most = min(needed, opened.spec.max_positions)
-        settings = Settings(max_context=most if context is None else context, threads=threads)
+        settings = Settings(max_context=most if context is None else context, threads=threads, force=force)
         check_fits(len(prompt_ids), max_tokens, opened.room(settings))
         plan = opened.checked_plan(settings)
         expected = forecast(opened, settings, len(prompt_ids), max_tokens)
         if not as_json:
             console.print(plan_line(plan, expected), style="dim")
+            if not plan.fits:
+                console.print(f"forced: it does not fit {format_bytes(plan.budget_bytes)}")
         loaded = load(opened, settings, console, stack)
         loaded.engine.add_request(Request("run", tuple(prompt_ids), sampling))
         for report in loaded.engine.run():
@@ -72,7 +78,7 @@ def run_command(
         if not isinstance(expected, NotMeasured):
             expected.machine.note_run(expected.raw, len(output.prompt_ids), output.ttft_s, output.tpot_s)
         if as_json:
-            print_json(run_json(output, rows))
+            print_json(run_json(output, rows, forced=not plan.fits))
         else:
             answer("\n")
             print_receipt(rows, output, console)
@@ -99,13 +105,15 @@ def plan_line(plan: MemoryPlan, expected: MachineForecast | NotMeasured) -> str:
     return f"{memory}; first of at most {told.output_tokens} tokens in {ttft}{tpot}"
 
 
-def run_json(output: RequestOutput, rows: Sequence[LedgerRow]) -> dict[str, Any]:
+def run_json(output: RequestOutput, rows: Sequence[LedgerRow], *, forced: bool) -> dict[str, Any]:
+    """forced: it was loaded although the plan said that it does not fit."""
     return {
         "text": output.text,
         "prompt_ids": list(output.prompt_ids),
         "ids": list(output.ids),
         "finish_reason": output.finish_reason,
         "ledger": [row.to_json() for row in rows],
+        "forced": forced,
     }
 
 

@@ -50,7 +50,8 @@ DEFAULT_STEP_TOKENS: Final = 512  # enough rows to be bound by arithmetic; small
 class Settings:
     """How a model is served. None means: derived from the model, the machine or the request.
 
-    max_context: tokens of one request in the cache. pool_tokens: tokens of all requests together.
+    max_context: tokens of one request in the cache. pool_tokens: tokens of all requests together. force: load even
+    what the plan says does not fit.
     """
 
     max_context: int | None = None
@@ -61,6 +62,7 @@ class Settings:
     threads: int | None = None
     prefix_cache: bool = True
     keep_kv: bool = True
+    force: bool = False
 
     def __post_init__(self) -> None:
         for name in ("max_context", "pool_tokens", "threads", "max_logits_rows"):
@@ -217,9 +219,10 @@ class OpenedModel:
         return plan_memory(self.program, self.types, self.kv, options, self.backend, runtime, read_host_memory())
 
     def checked_plan(self, settings: Settings) -> MemoryPlan:
-        """`plan`, if it fits. Raises DoesNotFit."""
+        """`plan`, if it fits or is forced. Raises DoesNotFit."""
         plan = self.plan(settings)
-        check_fits(plan, self.spec)
+        if not settings.force:
+            check_fits(plan, self.spec)
         return plan
 
     def pricer(self, profile: DeviceProfile) -> Pricer:
