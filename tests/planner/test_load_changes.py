@@ -60,4 +60,4 @@ def test_a_closed_loop_has_no_rate_to_share() -> None:
 
 
 def test_what_nothing_keeps_has_no_change() -> None:
-    assert found(Slo.parse("ttft=1us"), Asked.of(1.0, None, None, "20:2", 2, seed=0), on="l4") == []
+    assert found(Slo.parse("ttft=1us"), Asked.of(1.0, None, None, "20:2", 2, seed=0), on="b300") == []
