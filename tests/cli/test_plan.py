@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cli.conftest import TINY, Kvwise
-from kvwise.cli.plan import parse_bytes
+from kvwise.cli.quantities import parse_bytes
 from kvwise.errors import UsageError
 from kvwise.units import GB, GiB, MiB
 
@@ -48,12 +48,12 @@ def test_a_shape_alone_is_enough(kvwise: Any) -> None:
 
 
 def test_tables_for_people_are_plain_text_where_there_is_no_terminal(kvwise: Any, tiny: str) -> None:
-    finished = kvwise("plan", tiny)
+    finished = kvwise("plan", tiny, "--details")
     assert finished.code == 0
     assert "\x1b" not in finished.out
     for words in ("weights", "KV pool", "activation arena", "per token", "MHA", "MQA", "int4", "fits"):
         assert words in finished.out
-    assert "6.52 GiB" in kvwise("plan", *SHAPE).out
+    assert "6.52 GiB" in kvwise("plan", *SHAPE, "--details").out
 
 
 def test_a_limit_that_is_too_small_ends_with_3_after_the_figures(kvwise: Any, tiny: str) -> None:

@@ -113,7 +113,7 @@ def test_a_model_spec_and_its_config_plan_alike() -> None:
 
 def test_json_says_everything_in_plain_types() -> None:
     figures = json.loads(json.dumps(plan(CONFIG, host=HOST).to_json()))
-    assert figures["version"] == 1
+    assert figures["version"] == 2
     assert {"parameters", "weight_bytes", "kv_bytes_per_token", "kv_bytes_per_token_growing", "kv_table", "fits",
             "alternatives", "arena_bytes", "logits_bytes", "ledger", "total_bytes"} <= figures.keys()  # fmt: skip
     assert set(figures["ledger"][0]) == {"name", "predicted", "measured", "unit", "source"}

@@ -23,11 +23,11 @@ def latency_table(latency: Latency) -> Table:
         f"{format_count(latency.output_tokens)} tokens, {latency.concurrency} at once{waiting}"
     )
     table = Table(title=title, title_justify="left")
-    for name in ("", "predicted", "between", "and"):
-        table.add_column(name, justify="right" if name else "left")
-    table.add_row("first token", *_seconds(latency.ttft_s))
+    for name in ("", "predicted", "between", "and", "bound by"):
+        table.add_column(name, justify="left" if name in ("", "bound by") else "right")
+    table.add_row("first token", *_seconds(latency.ttft_s), _bound(latency.prefill))
     if latency.tpot_s is not None:
-        table.add_row("each further token", *_seconds(latency.tpot_s))
+        table.add_row("each further token", *_seconds(latency.tpot_s), _bound(latency.decode))
     table.add_row("response", *_seconds(latency.response_s))
     rate = latency.output_tokens_per_s
     table.add_row("tokens/s of all", *(f"{value:,.1f}" for value in (rate.value, rate.low, rate.high)))
@@ -36,6 +36,11 @@ def latency_table(latency: Latency) -> Table:
 
 def _seconds(estimate: Estimate) -> tuple[str, str, str]:
     return format_seconds(estimate.value), format_seconds(estimate.low), format_seconds(estimate.high)
+
+
+def _bound(regime: Regime) -> str:
+    reading = f", {regime.kv_read_share:.0%} reading K and V" if regime.phase == "decode" else ""
+    return f"{regime.bound}{reading}"
 
 
 def bounds_lines(latency: Latency) -> list[str]:

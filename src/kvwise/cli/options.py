@@ -21,7 +21,9 @@ Threads = Annotated[Optional[int], typer.Option(help="Threads; default: what thi
 KvDtype = Annotated[str, typer.Option(help="How K and V are stored: f32, f16 or bf16.")]
 Weights = Annotated[
     Optional[str],  # noqa: UP045
-    typer.Option(help="Convert weights stored in f32, f16 or bf16 while loading: q8_0, q4_0, q4_1, i8, i4_64 or i4_128."),
+    typer.Option(
+        help="Convert weights stored in f32, f16 or bf16 while loading: q8_0, q4_0, q4_1, i8, i4_64 or i4_128."
+    ),
 ]
 Arguments = typer.Argument(
     metavar="[MODEL] PROMPT",
@@ -31,6 +33,14 @@ Arguments = typer.Argument(
 BackendName = Annotated[str, typer.Option("--backend", help="native or reference.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 Raw = Annotated[bool, typer.Option("--raw", help="The prompt as it is, without the chat template.")]
+Preset = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(help="Divide devices as another engine does: vllm, trtllm, sglang, llamacpp; kvwise is our own."),
+]
+Switches = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option("--set", metavar="NAME=VALUE", help="One switch of the policy: block_tokens=32; repeatable."),
+]
 Context = Annotated[Optional[int], typer.Option("--context", help="Tokens of context to provide for.")]  # noqa: UP045
 
 

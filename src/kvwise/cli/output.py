@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -58,6 +58,21 @@ def _plain(value: Any) -> Any:
     if isinstance(value, frozenset | set):
         return sorted(value)
     raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+@contextmanager
+def counting_bar(console: Console, what: str) -> Iterator[Callable[[int, int], None] | None]:
+    """A callback that takes (done, in all), drawn as a bar on a terminal; None elsewhere."""
+    if not console.is_terminal:
+        yield None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    name = TextColumn("{task.description}", markup=False)
+    bar = Progress(name, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console, transient=True)
+    with bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 @contextmanager

@@ -1,26 +1,30 @@
-"""`kvwise plan`: what a model takes in memory, as tables or as one JSON object."""
+"""`kvwise plan`: what a model takes in memory and time, as tables or as one JSON object; compared, swept, drawn."""
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, Annotated, Final, Optional
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
 from kvwise.cli import options as o
+from kvwise.cli.quantities import parse_bytes, parse_counts, parse_picture, split_places
 from kvwise.errors import UsageError
-from kvwise.units import GB, GiB, KiB, MiB, TiB
 
 if TYPE_CHECKING:
     from kvwise.planner.counterfactuals import Judgement
+    from kvwise.planner.plan import Plan
+    from kvwise.planner.sweep import PolicyOf
 
-_UNITS: Final = {
-    "": 1, "b": 1, "kib": KiB, "mib": MiB, "gib": GiB, "tib": TiB, "kb": 10**3, "mb": 10**6, "gb": GB, "tb": 10**12,
-}  # fmt: skip
+Models = Annotated[Optional[list[str]], typer.Argument(metavar="[MODEL]", help="A path or a name: `kvwise models`.")]  # noqa: UP045
+Places = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(help="On devices: a10g, h100:4, h100:tp2,pp2; of a sweep or a comparison several: a,b,c."),
+]
 
 
 def plan_command(
-    model: Annotated[Optional[str], typer.Argument(help="A path or a name (see `kvwise models`).")] = None,  # noqa: UP045
+    models: Models = None,
     context: Annotated[Optional[int], typer.Option("--context", help="Tokens of each request.")] = None,  # noqa: UP045
     batch: Annotated[int, typer.Option("--batch", help="Requests at the same time.")] = 1,
     picture: Annotated[Optional[list[str]], typer.Option(help="512x512, beside the text; repeatable.")] = None,  # noqa: UP045
@@ -33,75 +37,186 @@ def plan_command(
     q_heads: Annotated[Optional[int], typer.Option(help="With --params: query heads, for the MHA figure.")] = None,  # noqa: UP045
     memory: Annotated[Optional[str], typer.Option(help="Fail (exit 3) unless it fits into this: 8GiB.")] = None,  # noqa: UP045
     check: Annotated[bool, typer.Option("--check", help="Fail (exit 3) unless it fits the machine.")] = False,
-    on: Annotated[Optional[str], typer.Option(help="On devices: a10g, h100:4, h100:tp2,pp2.")] = None,  # noqa: UP045
+    on: Places = None,
+    preset: o.Preset = None,
+    switch: o.Switches = None,
     target: Annotated[Optional[str], typer.Option(help="Fail (exit 3) unless it keeps ttft=1s,tpot=50ms.")] = None,  # noqa: UP045
     force: Annotated[bool, typer.Option("--force", help="Take it anyway: never fail, and say so in the JSON.")] = False,
+    details: Annotated[
+        bool, typer.Option("--details", help="More tables: weights, KV cache, other heads, bounds.")
+    ] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Every formula with its numbers.")] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="MODEL... and devices, given together, side by side.")
+    ] = False,
+    contexts: Annotated[Optional[str], typer.Option(help="Sweep over contexts: 2k,8k,32k.")] = None,  # noqa: UP045
+    batches: Annotated[Optional[str], typer.Option(help="Sweep over requests at the same time: 1,8,32.")] = None,  # noqa: UP045
+    csv: Annotated[Optional[Path], typer.Option(help="Write the points of a sweep to this file.")] = None,  # noqa: UP045
+    chart: Annotated[Optional[Path], typer.Option(help="Draw it: a file that ends in .svg, .png or .html.")] = None,  # noqa: UP045
     as_json: o.Json = False,
 ) -> None:
     """Say what MODEL takes in memory, here or on other devices. Reads no weights; a bare config.json is enough."""
+    from kvwise.cli.policies import policy_of
     from kvwise.planner.counterfactuals import judge
-    from kvwise.planner.memory import plan, plan_shape
     from kvwise.planner.target import Target
 
+    _check_chart(chart)
+    names = models or []
     wanted = None if target is None else Target.parse(target)
-    shape = {"--layers": layers, "--kv-heads": kv_heads, "--head-dim": head_dim}
     limit = None if memory is None else parse_bytes("--memory", memory)
-    if model is not None:
-        stray = [
-            name for name, value in {"--params": params, **shape, "--q-heads": q_heads}.items() if value is not None
-        ]
+    asked = {"kv_dtype": kv_dtype, "memory_limit": limit}
+    policies = policy_of(preset, switch)
+    swept = contexts is not None or batches is not None
+    if compare or swept:
+        given = {"--explain": explain, "--chart": chart, "--target": wanted, "--params": params, "--picture": picture,
+                 "--check": check, "--force": force, "--details": details}  # fmt: skip
+        stray = [name for name, value in given.items() if value]
+        if stray or (compare and swept):
+            other = "a sweep" if swept else "--compare"
+            raise UsageError(f"{stray[0] if stray else '--compare'} beside {other}", expected="one of the two")
+        if not names:
+            raise UsageError("there is no model", expected="MODEL")
+        asked["weights"] = weights
+        if compare:
+            _compare(names, on, context, batch, policies, asked, as_json)
+        else:
+            _sweep(names, on, contexts or str(context or 4096), batches or str(batch), policies, asked, csv, as_json)
+        return
+    if csv is not None:
+        raise UsageError("--csv without a sweep", expected="--contexts or --batches")
+    if len(names) > 1:
+        raise UsageError(f"{len(names)} models", expected="one, or --compare")
+    shape = {"--layers": layers, "--kv-heads": kv_heads, "--head-dim": head_dim, "--q-heads": q_heads}
+    if names:
+        stray = [name for name, value in {"--params": params, **shape}.items() if value is not None]
         if stray:
             raise UsageError(f"{stray[0]} beside a model", expected="a model or a shape")
         pictures = [parse_picture("--picture", text) for text in picture or ()]
-        result = plan(
-            model, context=context, pictures=pictures, batch=batch, kv_dtype=kv_dtype, weights=weights,
-            memory_limit=limit, on=on,
-        )  # fmt: skip
+        result = _plan(
+            names[0], on, policies, context=context, batch=batch, weights=weights, pictures=pictures, **asked
+        )
     else:
         if picture:
             raise UsageError("--picture without a model")
-        if params is None:
-            raise UsageError(
-                "there is no model", expected="MODEL, or --params with --layers, --kv-heads and --head-dim"
-            )
-        if layers is None or kv_heads is None or head_dim is None:
-            missing = [name for name, value in shape.items() if value is None]
-            raise UsageError(f"--params without {', '.join(missing)}")
-        result = plan_shape(
-            params=params, layers=layers, kv_heads=kv_heads, head_dim=head_dim, q_heads=q_heads, context=context,
-            batch=batch, kv_dtype=kv_dtype, weights="bf16" if weights is None else weights, memory_limit=limit, on=on,
-        )  # fmt: skip
+        if policies is not None:
+            raise UsageError("--preset or --set without a model", expected="MODEL")
+        result = _shape(params, shape, context=context, batch=batch, weights=weights or "bf16", on=on, **asked)
     judgement = judge(result, wanted, forced=force)
-    _print(judgement, as_json)
+    _print(judgement, as_json, details=details, explained=explain)
+    _draw(judgement.plan, chart)
     if check or limit is not None or wanted is not None:
         judgement.check()
 
 
-def _print(judgement: Judgement, as_json: bool) -> None:
+def _plan(model: str, on: str | None, policies: PolicyOf | None, **asked: Any) -> Plan:
+    """On one placement, or here."""
+    from kvwise.hardware.devices import parse_placement
+    from kvwise.planner.memory import plan
+
+    placement = None if on is None else parse_placement(on)
+    if policies is None:
+        return plan(model, on=placement, **asked)
+    if placement is None or placement.is_this_machine:
+        raise UsageError("--preset or --set without devices", expected="--on, whose memory is divided so")
+    return plan(model, on=placement, policy=policies(placement), **asked)
+
+
+def _shape(params: float | None, shape: dict[str, int | None], **asked: Any) -> Plan:
+    from kvwise.planner.memory import plan_shape
+
+    if params is None:
+        raise UsageError("there is no model", expected="MODEL, or --params with --layers, --kv-heads and --head-dim")
+    missing = [name for name, value in shape.items() if value is None and name != "--q-heads"]
+    if missing:
+        raise UsageError(f"--params without {', '.join(missing)}")
+    sizes: dict[str, Any] = {name.strip("-").replace("-", "_"): value for name, value in shape.items()}
+    return plan_shape(params=params, **sizes, **asked)
+
+
+def _compare(
+    names: list[str], on: str | None, context: int | None, batch: int, policies: PolicyOf | None, asked: dict[str, Any],
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Every model that is named on every device that is."""
+    from kvwise.cli.compare_tables import JSON_VERSION, comparison, tell_apart
     from kvwise.cli.output import people, print_json
 
+    models, places = tell_apart(names)
+    places += [] if on is None else split_places(on)
+    if not models:
+        raise UsageError("only devices are named", expected="a model beside them")
+    plans = [
+        _plan(model, place, policies, context=context, batch=batch, **asked)
+        for model in models
+        for place in (*places,) or (None,)
+    ]
     if as_json:
-        print_json(judgement.to_json())
+        print_json({"version": JSON_VERSION, "plans": [plan.to_json() for plan in plans]})
     else:
-        from kvwise.cli.plan_tables import render_changes, render_plan
-
-        console = people(stderr=False)
-        render_plan(judgement.plan, console)
-        render_changes(judgement, console)
+        people(stderr=False).print(comparison(plans))
 
 
-def parse_bytes(option: str, text: str) -> int:
-    """'8GiB', '8 GB' or '1073741824' in bytes. Raises UsageError."""
-    match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,9})?)\s*([a-zA-Z]*)\s*", text)
-    unit = _UNITS.get(match[2].lower()) if match else None
-    if match is None or unit is None or float(match[1]) <= 0:
-        raise UsageError(f"{option} is {text!r}", expected="a size such as 8GiB, 500MiB or 8GB")
-    return int(float(match[1]) * unit)
+def _sweep(
+    names: list[str], on: str | None, contexts: str, batches: str, policies: PolicyOf | None, asked: dict[str, Any],
+    csv: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    from kvwise.cli.output import counting_bar, people, print_json
+    from kvwise.cli.sweep_tables import render_sweep, write_csv
+    from kvwise.planner.sweep import sweep
+
+    if len(names) > 1:
+        raise UsageError(f"a sweep of {len(names)} models", expected="one")
+    places = ["this"] if on is None else split_places(on)
+    if policies is not None:
+        if "this" in places:
+            raise UsageError("--preset or --set without devices", expected="--on, whose memory is divided so")
+        asked["policy_of"] = policies
+    with counting_bar(people(), "planning") as progress:
+        swept = sweep(
+            names[0], contexts=parse_counts("--contexts", contexts), batches=parse_counts("--batches", batches),
+            on=places, progress=progress, **asked,
+        )  # fmt: skip
+    if csv is not None:
+        write_csv(swept, csv)
+    if as_json:
+        print_json(swept.to_json())
+    else:
+        render_sweep(swept, people(stderr=False))
 
 
-def parse_picture(option: str, text: str) -> tuple[int, int]:
-    """'512x384' as (width, height). Raises UsageError."""
-    match = re.fullmatch(r"\s*(\d{1,6})\s*[xX×]\s*(\d{1,6})\s*", text)
-    if match is None:
-        raise UsageError(f"{option} is {text!r}", expected="width and height in pixels, such as 512x384")
-    return int(match[1]), int(match[2])
+def _check_chart(path: Path | None) -> None:
+    """Raise UsageError for a file that can't be drawn, before anything is planned."""
+    if path is not None:
+        from kvwise.charts.style import check_can_draw
+        from kvwise.charts.write import check_suffix
+
+        check_suffix(path)
+        check_can_draw()
+
+
+def _draw(plan: Plan, path: Path | None) -> None:
+    """Memory against context, and what bounds prefill and decode where that is known."""
+    if path is not None:
+        from kvwise.charts.plans import PlanCharts, write_plan_charts
+
+        write_plan_charts(PlanCharts.of(plan), path)
+
+
+def _print(judgement: Judgement, as_json: bool, *, details: bool, explained: bool) -> None:
+    from kvwise.cli.output import people, print_json
+    from kvwise.planner.explain import explain
+
+    formulas = explain(judgement.plan) if explained else ()
+    if as_json:
+        told = {"explain": [formula.to_json() for formula in formulas]} if explained else {}
+        print_json({**judgement.to_json(), **told})
+        return
+    from kvwise.cli.plan_tables import render_changes, render_details, render_formulas, render_plan
+
+    console = people(stderr=False)
+    render_plan(judgement.plan, console)
+    if details:
+        render_details(judgement.plan, console)
+    if explained:
+        render_formulas(formulas, console)
+    render_changes(judgement, console)

@@ -8,18 +8,22 @@ from kvwise.cli.latency_tables import bounds_lines, latency_table
 from kvwise.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
     from rich.table import Table
 
     from kvwise.planner.counterfactuals import Judgement
+    from kvwise.planner.explain import Formula
     from kvwise.planner.placed import PlacedPlan
     from kvwise.planner.plan import Plan
 
+_BAR_CHARS: Final = 36
 _SHOWN_CHARS: Final = 200  # of a name, which a file may make as long as it likes
 
 
 def render_plan(plan: Plan, console: Console) -> None:
-    """The tables for people. Prints to `console`, nothing else."""
+    """What a person needs in ten seconds: does it fit, what fills it, how long it takes, what bounds it."""
     from kvwise.cli.output import printable
 
     active = plan.active_parameters
@@ -28,20 +32,38 @@ def render_plan(plan: Plan, console: Console) -> None:
     console.print(f"{printable(plan.model[:_SHOWN_CHARS])} ({plan.source}), {counted}", style="bold")
     if plan.placed is not None:
         console.print(_devices(plan.placed))
+    console.print(_verdict(plan), style="bold" if plan.fits else "bold red")
+    console.print(_waterfall(plan))
+    console.print(_kv_line(plan))
+    if plan.latency is not None:
+        console.print(latency_table(plan.latency))
+    for note in plan.notes:
+        console.print(f"note: {printable(note)}", style="dim")
+
+
+def render_details(plan: Plan, console: Console) -> None:
+    """Where each row is from, stages, weights and K and V otherwise, and what bounds a step."""
     console.print(_ledger(plan))
     if plan.placed is not None and len(plan.placed.stages) > 1:
         console.print(_stages(plan.placed))
-    console.print(_verdict(plan))
     console.print(_weights(plan))
     console.print(_kv(plan))
     if plan.alternatives:
         console.print(_alternatives(plan))
     if plan.latency is not None:
-        console.print(latency_table(plan.latency))
         for line in bounds_lines(plan.latency):
             console.print(line)
-    for note in plan.notes:
-        console.print(f"note: {printable(note)}", style="dim")
+
+
+def render_formulas(formulas: Sequence[Formula], console: Console) -> None:
+    """Three lines each: what it is and comes to, the formula, the numbers put in."""
+    from kvwise.cli.output import printable
+
+    for formula in formulas:
+        console.print(printable(f"{formula.name} = {formula.value}"), style="bold")
+        for line in (formula.formula, formula.numbers):
+            if line:
+                console.print(printable(f"    {line}"))
 
 
 def render_changes(judgement: Judgement, console: Console) -> None:
@@ -66,11 +88,50 @@ def render_changes(judgement: Judgement, console: Console) -> None:
     console.print(table)
 
 
-def _ledger(plan: Plan) -> Table:
+def _waterfall(plan: Plan) -> Table:
+    """Each row begins where the one above it ended; what is free at the end, or what is missing."""
+    table = _table(_memory_title(plan), "bytes", "", " ")
+    table.columns[3].justify = "left"
+    whole = max(plan.budget_bytes, plan.total_bytes + plan.reserve_bytes, 1)
+    parts = [(row.label, int(row.predicted or 0)) for row in plan.rows]
+    parts.append(("in reserve", plan.reserve_bytes))
+    end = 0
+    for name, nbytes in parts:
+        if nbytes:
+            table.add_row(name, format_bytes(nbytes), f"{nbytes / whole:.1%}", _bar(end, nbytes, whole))
+        end += nbytes
+    free = plan.budget_bytes - end
+    left = _bar(end, free, whole, "░") if free >= 0 else _bar(plan.budget_bytes, -free, whole, "▒")
+    table.add_row("free" if free >= 0 else "missing", format_bytes(abs(free)), f"{abs(free) / whole:.1%}", left)
+    table.add_row("there is", format_bytes(plan.budget_bytes), "", "")
+    return table
+
+
+def _bar(begin: int, nbytes: int, whole: int, mark: str = "█") -> str:
+    """From `begin` on, as long as its share of the width; a sliver for anything at all."""
+    first = min(_BAR_CHARS - 1, round(_BAR_CHARS * begin / whole))
+    length = min(_BAR_CHARS - first, round(_BAR_CHARS * (begin + nbytes) / whole) - first)
+    return " " * first + (mark * length or "▏")
+
+
+def _kv_line(plan: Plan) -> str:
+    where = (
+        ""
+        if plan.placed is None or plan.placed.host_bytes == 0
+        else (f"; the host holds {format_bytes(plan.placed.host_bytes)} of embedding")
+    )
+    return f"weights in {plan.weight_type}; {_kv_title(plan)}{where}"
+
+
+def _memory_title(plan: Plan) -> str:
     where = (
         "" if plan.placed is None else " of each device" if len(plan.placed.stages) == 1 else " of the fullest device"
     )
-    table = _table(f"memory{where} at {plan.batch} x {format_count(plan.context)} tokens", "predicted", "from")
+    return f"memory{where} at {plan.batch} x {format_count(plan.context)} tokens"
+
+
+def _ledger(plan: Plan) -> Table:
+    table = _table(_memory_title(plan), "predicted", "from")
     for row in plan.rows:
         table.add_row(row.label, row.format_value(row.predicted), row.source)
     table.add_row("total", format_bytes(plan.total_bytes), "sum")
@@ -88,7 +149,11 @@ def _devices(placed: PlacedPlan) -> str:
         if n > 1
     ]
     number = f"{placement.num_devices} x " if placement.num_devices > 1 else ""
-    return f"on {number}{device.name}" + (f", {', '.join(split)}" if split else "") + f"; memory: {device.memory_rule}"
+    return (
+        f"on {number}{device.name}"
+        + (f", {', '.join(split)}" if split else "")
+        + f", {placed.policy.name} policy; memory: {device.memory_rule}"
+    )
 
 
 def _stages(placed: PlacedPlan) -> Table:
@@ -106,7 +171,9 @@ def _verdict(plan: Plan) -> str:
         source = "(the limit that was set)"
     else:
         source = f"available here ({plan.budget_source})" if plan.placed is None else f"of each {plan.budget_source}"
-    needed = f"{format_bytes(plan.total_bytes)} and {format_bytes(plan.reserve_bytes)} in reserve"
+    needed = format_bytes(plan.total_bytes)
+    if plan.reserve_bytes:
+        needed += f" and {format_bytes(plan.reserve_bytes)} in reserve"
     verdict = f"{'fits' if plan.fits else 'does not fit'}: {needed}, of {format_bytes(plan.budget_bytes)} {source}"
     if plan.placed is None:
         return verdict
@@ -124,12 +191,16 @@ def _weights(plan: Plan) -> Table:
     return table
 
 
-def _kv(plan: Plan) -> Table:
+def _kv_title(plan: Plan) -> str:
     kv = plan.kv
     growing = plan.kv_bytes_per_token_growing
     grows = "" if growing == plan.kv_bytes_per_token else f", {format_bytes(growing)} of it in layers without a window"
     beside = f"; beside it {format_bytes(kv.index_bytes_per_token)} of index keys" if kv.index_bytes_per_token else ""
-    title = f"KV cache in {kv.kv_type.name}: {format_bytes(plan.kv_bytes_per_token)} per token{grows}{beside}"
+    return f"KV cache in {kv.kv_type.name}: {format_bytes(plan.kv_bytes_per_token)} per token{grows}{beside}"
+
+
+def _kv(plan: Plan) -> Table:
+    title = _kv_title(plan)
     batches = sorted({cell.batch for cell in plan.kv_table})
     table = _table(title, *(f"batch {n}" for n in batches))
     cells = {(cell.context, cell.batch): cell for cell in plan.kv_table}

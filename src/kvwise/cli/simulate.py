@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Optional
 
@@ -13,12 +12,9 @@ from kvwise.cli import options as o
 from kvwise.errors import DoesNotFit, UsageError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from kvwise.planner.capacity import Capacity, Deployment
     from kvwise.planner.load_changes import LoadChange
     from kvwise.planner.simulation.asked import Asked
-    from kvwise.planner.simulation.simulate import Progress
     from kvwise.planner.simulation.slo import Slo
 
 JSON_VERSION: Final = 1
@@ -44,14 +40,20 @@ def simulate_command(
     step_tokens: Annotated[Optional[int], typer.Option(help="Most tokens in a step.")] = None,  # noqa: UP045
     kv_dtype: o.KvDtype = "f16",
     weights: Annotated[Optional[str], typer.Option(help="Weights of this type: q4_0, fp8, bf16, ...")] = None,  # noqa: UP045
-    engine: Annotated[str, typer.Option(help="Whose step times: vllm, trtllm, sglang, or roofline for none.")] = "vllm",
+    engine: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Whose step times: vllm (or the preset's), trtllm, sglang, llamacpp, or roofline for none."),
+    ] = None,
+    preset: o.Preset = None,
+    switch: o.Switches = None,
     memory: Annotated[Optional[str], typer.Option(help="Of each device, at most: 8GiB.")] = None,  # noqa: UP045
     prefix_cache: Annotated[bool, typer.Option(help="Find prompts' beginnings in the cache.")] = True,
     as_json: o.Json = False,
 ) -> None:
     """Serve requests on a virtual clock by the real scheduler and cache, and say how long they take. Loads nothing."""
     from kvwise.cli.output import people, print_json
-    from kvwise.cli.plan import parse_bytes
+    from kvwise.cli.policies import policy_on_devices
+    from kvwise.cli.quantities import parse_bytes
     from kvwise.cli.simulate_tables import render_capacity, render_changes
     from kvwise.planner.capacity import deploy
     from kvwise.planner.simulation.asked import Asked
@@ -68,13 +70,17 @@ def simulate_command(
     limit = None if memory is None else parse_bytes("--memory", memory)
     deployment = deploy(
         model, on=on, context=context, max_requests=max_requests, step_tokens=step_tokens, kv_dtype=kv_dtype,
-        weights=weights, memory_limit=limit, engine=engine, prefix_cache=prefix_cache,
+        weights=weights, memory_limit=limit, engine=engine, policy_of=policy_on_devices(preset, switch, on),
+        prefix_cache=prefix_cache,
     )  # fmt: skip
     capacity = _measure(deployment, asked, wanted)
     missed = capacity.verdict is not None and not capacity.verdict.kept
     found = _changes(deployment, asked, wanted) if changes and missed and wanted is not None else ()
     if as_json:
-        print_json({"version": JSON_VERSION, **capacity.to_json(), "changes": [change.to_json() for change in found]})
+        placed = deployment.plan.placed
+        policy = None if placed is None else asdict(placed.policy)
+        told = {"policy": policy, "changes": [change.to_json() for change in found]}
+        print_json({"version": JSON_VERSION, **capacity.to_json(), **told})
     else:
         console = people(stderr=False)
         render_capacity(capacity, console)
@@ -86,31 +92,16 @@ def simulate_command(
 
 def _measure(deployment: Deployment, asked: Asked, slo: Slo | None) -> Capacity:
     """Simulate the load that was given, and look for the highest that keeps the SLO, drawing a bar meanwhile."""
-    from kvwise.cli.output import people
+    from kvwise.cli.output import counting_bar, people
     from kvwise.planner.capacity import measure_capacity
 
-    with _counting(people(), "simulating") as progress:
+    with counting_bar(people(), "simulating") as progress:
         return measure_capacity(deployment, asked, slo, progress)
 
 
 def _changes(deployment: Deployment, asked: Asked, slo: Slo) -> tuple[LoadChange, ...]:
-    from kvwise.cli.output import people
+    from kvwise.cli.output import counting_bar, people
     from kvwise.planner.load_changes import changes_that_keep
 
-    with _counting(people(), "trying changes") as progress:
+    with counting_bar(people(), "trying changes") as progress:
         return tuple(changes_that_keep(deployment, asked, slo, progress))
-
-
-@contextmanager
-def _counting(console: Console, what: str) -> Iterator[Progress | None]:
-    """A progress callback drawn as a bar on a terminal; None elsewhere."""
-    if not console.is_terminal:
-        yield None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    name = TextColumn("{task.description}", markup=False)
-    bar = Progress(name, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console, transient=True)
-    with bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -43,7 +43,7 @@ def vllm_policy(placement: Placement) -> Policy:
             "block_tokens": "vllm/config, CacheConfig.block_size on CUDA",
             "evict_windows": "vllm/v1/core/kv_cache_coordinator.py, groups of layers by window",
             "straddle_blocks": "vllm/v1/kv_cache_interface.py, SlidingWindowSpec: a window may begin inside a block",
-            "step_tokens": "vllm/engine/arg_utils.py, get_batch_defaults of a server: 70 GiB and more, not A100; others",
+            "step_tokens": "vllm/engine/arg_utils.py, get_batch_defaults: a server on 70 GiB and more, no A100; others",
             "max_requests": "the same table, max_num_seqs",
             "logits_rows": "the profile run samples for max_num_seqs requests in float32",
         },
@@ -114,7 +114,7 @@ def llamacpp_policy(placement: Placement) -> Policy:
         sources={
             **_CONTEXT,
             "reserve_bytes": "common/common.h, fit_params_target: 1024 MiB free on each device",
-            "embedding_on_host": "src/llama-model.cpp: the input layer's tensors stay on the host; a tied head is a copy",
+            "embedding_on_host": "src/llama-model.cpp: the input layer's tensors stay there; a tied head is a copy",
             "block_tokens": "src/llama-context.cpp: n_ctx, and each sequence's share, in steps of 256 cells",
             "evict_windows": "src/llama-kv-cache-iswa.cpp: n_swa + n_ubatch cells in steps of 256",
             "step_tokens": "common/common.h, n_ubatch",
