@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kvwise.charts.style import PNG_DPI, house_style
+from kvwise.charts.style import PNG_DPI, check_can_draw, house_style
 from kvwise.errors import UsageError
 
 if TYPE_CHECKING:
@@ -39,6 +39,12 @@ def check_suffix(path: Path) -> None:
     """Raise UsageError for a file that figures are not written as."""
     if path.suffix.lower() not in SUFFIXES:
         raise UsageError(f"{path.name} is no figure's name", expected=f"one that ends in {', '.join(SUFFIXES)}")
+
+
+def check_can_write(path: Path) -> None:
+    """Raise UsageError, before anything is computed, for a file that can't be drawn: its name, or no matplotlib."""
+    check_suffix(path)
+    check_can_draw()
 
 
 def write_figure(figure: Figure, path: Path) -> None:

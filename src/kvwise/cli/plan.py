@@ -60,7 +60,10 @@ def plan_command(
     from kvwise.planner.counterfactuals import judge
     from kvwise.planner.target import Target
 
-    _check_chart(chart)
+    if chart is not None:
+        from kvwise.charts.write import check_can_write
+
+        check_can_write(chart)
     names = models or []
     wanted = None if target is None else Target.parse(target)
     limit = None if memory is None else parse_bytes("--memory", memory)
@@ -182,16 +185,6 @@ def _sweep(
         print_json(swept.to_json())
     else:
         render_sweep(swept, people(stderr=False))
-
-
-def _check_chart(path: Path | None) -> None:
-    """Raise UsageError for a file that can't be drawn, before anything is planned."""
-    if path is not None:
-        from kvwise.charts.style import check_can_draw
-        from kvwise.charts.write import check_suffix
-
-        check_suffix(path)
-        check_can_draw()
 
 
 def _draw(plan: Plan, path: Path | None) -> None:

@@ -48,6 +48,7 @@ def simulate_command(
     switch: o.Switches = None,
     memory: Annotated[Optional[str], typer.Option(help="Of each device, at most: 8GiB.")] = None,  # noqa: UP045
     prefix_cache: Annotated[bool, typer.Option(help="Find prompts' beginnings in the cache.")] = True,
+    chart: Annotated[Optional[Path], typer.Option(help="Draw latency against load: a .svg, .png or .html.")] = None,  # noqa: UP045
     as_json: o.Json = False,
 ) -> None:
     """Serve requests on a virtual clock by the real scheduler and cache, and say how long they take. Loads nothing."""
@@ -59,6 +60,10 @@ def simulate_command(
     from kvwise.planner.simulation.asked import Asked
     from kvwise.planner.simulation.slo import Slo
 
+    if chart is not None:
+        from kvwise.charts.write import check_can_write
+
+        check_can_write(chart)
     wanted = None if slo is None else Slo.parse(slo, percentile)
     if check and wanted is None:
         raise UsageError("--check without --slo", expected="what to check")
@@ -74,6 +79,8 @@ def simulate_command(
         prefix_cache=prefix_cache,
     )  # fmt: skip
     capacity = _measure(deployment, asked, wanted)
+    if chart is not None:
+        _draw(chart, deployment, asked, capacity)
     missed = capacity.verdict is not None and not capacity.verdict.kept
     found = _changes(deployment, asked, wanted) if changes and missed and wanted is not None else ()
     if as_json:
@@ -97,6 +104,14 @@ def _measure(deployment: Deployment, asked: Asked, slo: Slo | None) -> Capacity:
 
     with counting_bar(people(), "simulating") as progress:
         return measure_capacity(deployment, asked, slo, progress)
+
+
+def _draw(path: Path, deployment: Deployment, asked: Asked, capacity: Capacity) -> None:
+    from kvwise.cli.load_chart import draw_load
+    from kvwise.cli.output import counting_bar, people
+
+    with counting_bar(people(), "simulating what is drawn") as progress:
+        draw_load(path, deployment, asked, capacity, progress)
 
 
 def _changes(deployment: Deployment, asked: Asked, slo: Slo) -> tuple[LoadChange, ...]:
