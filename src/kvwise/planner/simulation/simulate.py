@@ -40,6 +40,7 @@ _MAX_STRIDE: Final = 4096  # steps; bounds what is priced in vain when a request
 class EngineSetup:
     """The engine that is simulated, by what its decisions depend on.
 
+    policy: strides need one that looks at nobody behind a waiting request that is blocked, as those of scheduler/ do.
     kv_bytes_per_token is for what refusals say.
     """
 
