@@ -78,6 +78,12 @@ def test_a_sweep_has_every_point_once_and_agrees_with_single_plans(kvwise: Kvwis
     ]
 
 
+def test_a_sweep_under_a_preset_says_the_policy_of_each_machine(kvwise: Kvwise) -> None:
+    question = ("plan", "llama-3.1-8b", "--contexts", "2k", "--on", "h100,l4", "--preset", "vllm", "--json")
+    policies = kvwise(*question).json["policies"]
+    assert {on: policy["step_tokens"] for on, policy in policies.items()} == {"H100 SXM5 80GB": 8192, "L4": 2048}
+
+
 def test_a_sweep_shows_what_is_missing_where_it_does_not_fit(kvwise: Kvwise) -> None:
     out = kvwise("plan", "llama-3.1-70b", "--contexts", "2k", "--batches", "1,4", "--on", "h100,h100:4").out
     assert "2 of 4 points fit" in out

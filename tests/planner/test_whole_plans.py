@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from kvwise.errors import DoesNotFit, UsageError
 from kvwise.hardware.devices import Placement, find_device
 from kvwise.ledger.host import HostMemory, MemoryLimit
 from kvwise.planner.explain import explain
+from kvwise.planner.placed import vary_placed
 from kvwise.planner.plan import Plan
 from kvwise.planner.policy import KVWISE, Policy
 from kvwise.planner.presets import PRESETS
@@ -95,10 +95,11 @@ def test_more_tokens_or_requests_never_take_less_and_never_fit_where_fewer_do_no
 def test_coarser_blocks_and_smaller_shares_never_hold_more_requests(
     config: Any, on: Placement, context: int, block: int, share: float
 ) -> None:
+    placed = plan(config, on, KVWISE, context=context).placed
+    assert placed is not None
+
     def room(**switches: Any) -> int:
-        found = plan(config, on, replace(KVWISE, **switches), context=context).placed
-        assert found is not None
-        return found.max_requests
+        return vary_placed(placed, policy=replace(KVWISE, **switches)).max_requests
 
     assert room(block_tokens=2 * block) <= room(block_tokens=block)
     assert room(memory_fraction=share) <= room()
@@ -106,7 +107,7 @@ def test_coarser_blocks_and_smaller_shares_never_hold_more_requests(
     assert room(evict_windows=True) >= room()
 
 
-def test_a_refusal_takes_no_time_and_reads_no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_reads_no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the file only its header is read, by the one function that reads checked files' bytes."""
     folder = GOLDENS / "llama"
     (file,) = folder.glob("*.safetensors")
@@ -125,10 +126,7 @@ def test_a_refusal_takes_no_time_and_reads_no_weights(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(os, "pread", spy)
     monkeypatch.setattr(os, "preadv", spy_vectors)
-    begin = time.process_time()
     with pytest.raises(DoesNotFit):
         kvwise.plan(folder, memory_limit=2**20, host=HOST).check_fits()
-    seconds = time.process_time() - begin
     assert reached
     assert max(reached) <= header < file.stat().st_size
-    assert seconds < 1.0

@@ -53,13 +53,19 @@ class SweepPoint:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """The points by machine, then context, then batch, each ascending."""
+    """The points by machine, then context, then batch, each ascending. policies: by the machine."""
 
     model: str
     points: tuple[SweepPoint, ...]
+    policies: Mapping[str, Policy]
 
     def to_json(self) -> dict[str, object]:
-        return {"version": JSON_VERSION, "model": self.model, "points": [point.to_json() for point in self.points]}
+        return {
+            "version": JSON_VERSION,
+            "model": self.model,
+            "policies": {on: asdict(policy) for on, policy in self.policies.items()},
+            "points": [point.to_json() for point in self.points],
+        }
 
 
 def sweep(
@@ -81,15 +87,17 @@ def sweep(
     if not 1 <= total <= MAX_POINTS:
         raise UsageError(f"a sweep of {total:,} points", expected=f"1 to {MAX_POINTS:,}")
     points: list[SweepPoint] = []
+    policies: dict[str, Policy] = {}
     name = ""
     for text in on:
         placement = parse_placement(text)
-        for named, point in _points(model, placement, policy_of(placement), contexts, batches, asked):
+        policy = policies[str(placement)] = policy_of(placement)
+        for named, point in _points(model, placement, policy, contexts, batches, asked):
             name = named
             points.append(point)
             if progress is not None:
                 progress(len(points), total)
-    return Sweep(name, tuple(points))
+    return Sweep(name, tuple(points), policies)
 
 
 def _points(
