@@ -158,3 +158,12 @@ def test_every_switch_can_be_set() -> None:
         text = ",".join(value) if isinstance(value, tuple) else str(value)
         if name != "engine":  # "" is no engine's name
             assert getattr(set_switches(KVWISE, [f"{name}={text}"]), name) == value
+
+
+def test_more_requests_than_an_engine_runs_at_once_are_noted() -> None:
+    def notes(batch: int) -> str:
+        plan = kvwise.plan("llama-3.1-8b", on="l4", policy=preset("vllm", "l4"), host=HOST, context=64, batch=batch)
+        return "; ".join(plan.notes)
+
+    assert "at most 256 requests" in notes(257)
+    assert "at most" not in notes(256)

@@ -175,6 +175,10 @@ def _latency(plan: Plan) -> Iterator[Formula]:
     if latency is None or pricer is None:
         return
     yield _roof(plan, latency)
+    if plan.pricer is not None:
+        engine = plan.pricer.engine
+        value = f"{format_seconds(engine.step_s)} a step, {format_seconds(engine.request_s)} a request in it"
+        yield Formula(f"engine {engine.name}", "what it takes beside its kernels", engine.source, value)
     prefill, decode = latency.prefill, latency.decode
     steps = (
         (f"prefill of {format_count(prefill.tokens)} tokens", pricer.price(StepShape.prefill(prefill.tokens))),

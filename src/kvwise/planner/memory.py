@@ -101,7 +101,9 @@ def plan(
     counted = None if stored is None else stored.weight_bytes
     placement = parse_placement(on) if isinstance(on, str) else on
     memory = placed = latency = pricer = None
-    unknown: tuple[str, ...] = ()
+    more_notes: tuple[str, ...] = ()
+    if placement is not None and policy.engine and batch > policy.max_requests:
+        more_notes = (f"{policy.name} runs at most {policy.max_requests:,} requests at once",)
     if placement is None or placement.is_this_machine:
         options = _options(kv, context, batch)
         memory = _memory_plan(program, types, kv, options, backend, host, memory_limit, counted)
@@ -114,7 +116,7 @@ def plan(
         try:
             latency = machine_latency(memory, Workload(*split_context(context, output_tokens), batch))
         except NotMeasured as problem:
-            unknown = (f"no latency: {problem}",)
+            more_notes = (f"no latency: {problem}",)
     if placement is not None and placed is not None:
         work = Workload(*split_context(context, output_tokens), batch, max(1, placed.max_requests) * context)
         has_experts = any(weight.role is Role.EXPERTS for weight in program.weights.values())
@@ -126,7 +128,7 @@ def plan(
             pricer = roofline_pricer(program, types, sizes, kv, placement, _timing(engine, policy), placed=programs)
             latency = placed_latency(pricer, work, has_experts=has_experts)
         except NotMeasured as problem:
-            pricer, unknown = None, (f"no latency: {problem}",)
+            pricer, more_notes = None, (*more_notes, f"no latency: {problem}")
     return Plan(
         model=described.name,
         source=described.source,
@@ -143,7 +145,7 @@ def plan(
         memory_limit=memory_limit,
         memory=memory,
         spec=spec,
-        notes=(*_notes(spec, program, context, stored), *unknown, *_picture_notes(pictures, seen)),
+        notes=(*_notes(spec, program, context, stored), *more_notes, *_picture_notes(pictures, seen)),
         active_parameters=program.num_active_parameters,
         embedding_parameters=program.num_embedding_parameters,
         stored=stored,
