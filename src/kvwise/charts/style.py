@@ -7,7 +7,7 @@ looks the same wherever it is opened. The same data gives the same file: no date
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,6 +16,7 @@ from kvwise.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
     from matplotlib.text import Text
 
@@ -136,28 +137,24 @@ def grid(axes: Axes, which: str = "both") -> None:
     axes.grid(axis=which, color=PALE, linewidth=0.8)  # type: ignore[arg-type]
 
 
-def bytes_axis(axes: Axes, *, log: bool, which: str = "y") -> None:
-    """Ticks in binary units, at powers of two where the axis is logarithmic."""
+def bytes_axis(axes: Axes) -> None:
+    """A logarithmic y axis in binary units, with ticks at powers of two."""
+    axes.set_yscale("log", base=2)
+    _ticks_at_powers_of_two(axes.yaxis, format_bytes)
+
+
+def tokens_axis(axes: Axes) -> None:
+    """A logarithmic x axis in tokens, in K and M as contexts are spoken of, with ticks at powers of two."""
+    axes.set_xscale("log", base=2)
+    _ticks_at_powers_of_two(axes.xaxis, format_tokens)
+
+
+def _ticks_at_powers_of_two(axis: Axis, text: Callable[[float], str]) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-    axis = axes.yaxis if which == "y" else axes.xaxis
-    if log:
-        (axes.set_yscale if which == "y" else axes.set_xscale)("log", base=2)
-        axis.set_major_locator(LogLocator(base=2, numticks=9))
-        axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: format_bytes(value)))
-
-
-def tokens_axis(axes: Axes, *, log: bool, which: str = "x") -> None:
-    """Ticks in tokens, in Ki and Mi as contexts are spoken of, at powers of two where the axis is logarithmic."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-    axis = axes.yaxis if which == "y" else axes.xaxis
-    if log:
-        (axes.set_yscale if which == "y" else axes.set_xscale)("log", base=2)
-        axis.set_major_locator(LogLocator(base=2, numticks=9))
-        axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: format_tokens(value)))
+    axis.set_major_locator(LogLocator(base=2, numticks=9))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
 
 
 def seconds_axis(axes: Axes) -> None:
