@@ -63,6 +63,7 @@ def test_the_check_knows_exactly_what_the_backends_compute() -> None:
     assert {kind for kind in compute.registry if issubclass(kind, Op) and kind is not Op} == RUNNABLE_OPS
 
 
-def test_a_kv_type_that_is_only_counted_is_refused(bundled_model: Path) -> None:
-    with pytest.raises(UsageError, match=r"q8_0.*f32, f16, bf16"):
-        open_model(str(bundled_model), kv_dtype="q8_0")
+@pytest.mark.parametrize("kv_dtype", ["q8_0", "int7"])
+def test_a_kv_type_that_is_only_counted_or_unknown_is_refused(bundled_model: Path, kv_dtype: str) -> None:
+    with pytest.raises(UsageError, match=rf"{kv_dtype}.*one of f32, f16, bf16, int8, int4$"):
+        open_model(str(bundled_model), kv_dtype=kv_dtype)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvwise.backends.native import _native
-from kvwise.spec.kv import BLOCK_TOKENS
+from kvwise.backends.native.backend import NATIVE
+from kvwise.backends.reference.kv_codec import decode, encode, rotate
+from kvwise.spec.kv import BLOCK_TOKENS, KV_TYPES
 
 ISAS: list[str] = _native.isas()
 SPAN_TOKENS = 256  # kSpanTokens in csrc/attention_tile.h
 ROUNDOFF = 2.0**-24  # of a float32
+STORED: Final = NATIVE.kv_types
 
 Floats = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -21,7 +24,7 @@ F64 = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Shape:
-    """One layer. `kv_type` f32, f16 or bf16."""
+    """One layer."""
 
     num_q_heads: int = 4
     num_kv_heads: int = 2
@@ -33,6 +36,15 @@ class Shape:
     @property
     def scale(self) -> float:
         return float(np.float32(self.head_dim**-0.5))
+
+    @property
+    def has_scales(self) -> bool:
+        return KV_TYPES[self.kv_type].scale_bytes > 0
+
+    @property
+    def head_bytes(self) -> int:
+        """K or V of one token and head."""
+        return KV_TYPES[self.kv_type].token_bytes(1, self.head_dim, 0)
 
 
 @dataclass(frozen=True)
@@ -59,24 +71,14 @@ def random_tokens(shape: Shape, n: int, seed: int = 0) -> Tokens:
     return Tokens(normal(shape.num_q_heads, 2.0), normal(shape.num_kv_heads, 1.0), normal(shape.num_kv_heads, 1.0))
 
 
-def stored_bits(x: Floats, kv_type: str) -> NDArray[Any]:
-    """What a slot holds of x, rounded to nearest even."""
-    if kv_type == "f32":
-        return x.view(np.uint32)
-    if kv_type == "f16":
-        with np.errstate(over="ignore"):
-            return x.astype(np.float16).view(np.uint16)
-    bits = x.view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+def encoded(shape: Shape, x: Floats) -> NDArray[np.uint8]:
+    """[n, num_kv_heads, bytes of a head]: what slots hold of x, in the reference's order."""
+    return encode(shape.kv_type, x.reshape(len(x), shape.num_kv_heads, shape.head_dim))
 
 
-def as_stored(x: Floats, kv_type: str) -> F64:
-    bits = stored_bits(x, kv_type)
-    if kv_type == "f32":
-        return bits.view(np.float32).astype(np.float64)
-    if kv_type == "f16":
-        return bits.view(np.float16).astype(np.float64)
-    return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+def as_stored(shape: Shape, x: Floats) -> F64:
+    """[n, num_kv_heads, head_dim]"""
+    return decode(shape.kv_type, encoded(shape, x), shape.head_dim, np.float64)
 
 
 def assert_same_bits(got: Floats, expected: Floats) -> None:
@@ -90,12 +92,12 @@ def truth(shape: Shape, tokens: Tokens) -> tuple[F64, float]:
 
     The bound, in units of float32's roundoff: n rounded additions of terms x_i are off by about √n · √(Σ x_i²). So
     are the head_dim products of a score, which becomes a relative error of its weight, and the weighted sums over a
-    span's tokens and over spans. Twice that, and 16 for the single roundings.
+    span's tokens and over spans. Twice that, and 16 for the single roundings. Products and sums of integers are those
+    of rotated heads; undoing it adds errors as it adds values.
     """
     n, d = len(tokens), shape.head_dim
     q = tokens.q.astype(np.float64).reshape(n, shape.num_q_heads, d)
-    k = as_stored(tokens.k, shape.kv_type).reshape(n, shape.num_kv_heads, d)
-    v = as_stored(tokens.v, shape.kv_type).reshape(n, shape.num_kv_heads, d)
+    k, v = as_stored(shape, tokens.k), as_stored(shape, tokens.v)
     k, v = (np.repeat(x, shape.num_q_heads // shape.num_kv_heads, axis=1) for x in (k, v))
     scores = shape.scale * np.einsum("ihd,jhd->hij", q, k)
     if shape.softcap:
@@ -105,6 +107,8 @@ def truth(shape: Shape, tokens: Tokens) -> tuple[F64, float]:
     weights = np.exp(np.where(visible, scores, -np.inf) - np.where(visible, scores, -np.inf).max(2, keepdims=True))
     weights /= weights.sum(2, keepdims=True)
     out = np.einsum("hij,jhd->ihd", weights, v).reshape(n, -1)
+    if shape.has_scales:
+        q, k, v = (rotate(x) / np.sqrt(d & -d) for x in (q, k, v))
     products = shape.scale * np.sqrt(np.einsum("ihd,jhd->hij", q**2, k**2).max())
     terms = min(n, SPAN_TOKENS) + n // SPAN_TOKENS
     bound = ROUNDOFF * abs(v).max() * (2 * np.sqrt(d) * products + 2 * np.sqrt(terms) + 16)

@@ -8,23 +8,24 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from native.attention_cases import (
     ISAS,
     SPAN_TOKENS,
+    STORED,
     Cache,
     Shape,
     Tokens,
-    as_stored,
     assert_same_bits,
     attend,
+    encoded,
     random_tokens,
-    stored_bits,
     truth,
 )
 
 isas = pytest.mark.parametrize("isa", ISAS)
-kv_types = pytest.mark.parametrize("kv_type", ["f32", "f16", "bf16"])
+kv_types = pytest.mark.parametrize("kv_type", STORED)
 BEST = ISAS[0]
 FAST = [isa for isa in ISAS if isa != "scalar"] or ISAS
 
@@ -95,37 +96,60 @@ def test_scores_far_apart_leave_one_token_exactly(isa: str) -> None:
     np.testing.assert_array_equal(out[3:], np.broadcast_to(tokens.v[3], out[3:].shape))
 
 
+def heads_in_pool(cache: Cache, blocks: list[int], n: int) -> NDArray[np.uint8]:
+    """[n, 2, num_kv_heads, bytes of a head] of a request's first n tokens, in the reference's order."""
+    shape = cache.shape
+    size, scale = shape.head_bytes, 2 if shape.has_scales else 0
+    unit = {"f32": 4, "f16": 2, "bf16": 2}.get(shape.kv_type, 1)  # bytes that stay together
+    pool = cache.blocks[blocks].reshape(len(blocks), shape.num_kv_heads, -1)
+    half = 16 * (size - scale)
+    k = pool[..., :half].reshape(*pool.shape[:2], -1, 16, unit).swapaxes(2, 3)
+    v = pool[..., half : 2 * half].reshape(*pool.shape[:2], 16, -1)
+    if shape.kv_type == "int4":  # a vector's first 8 elements low, its last 8 high
+        nibbles = np.stack([v.reshape(*v.shape[:-1], -1, 8) & 15, v.reshape(*v.shape[:-1], -1, 8) >> 4], axis=-2)
+        pairs = nibbles.reshape(*v.shape[:-1], -1, 2)
+        v = pairs[..., 0] | pairs[..., 1] << 4
+    both = np.stack([k.reshape(v.shape), v], axis=1)
+    if scale:
+        scales = pool[..., 2 * half :].reshape(*pool.shape[:2], 2, 16, 2).swapaxes(1, 2)
+        both = np.concatenate([both, scales], axis=-1)
+    return both.transpose(0, 3, 1, 2, 4).reshape(-1, 2, shape.num_kv_heads, size)[:n]
+
+
+def tokens_of_all_sizes(shape: Shape, n: int) -> Tokens:
+    """All exponents, so that some overflow, some are subnormal, some are ties; whole heads of zeros and of one size."""
+    rng = np.random.default_rng(3)
+    tokens = random_tokens(shape, n)
+    for x in (tokens.k, tokens.v):
+        x *= np.exp2(rng.integers(-26, 18, x.shape)).astype(np.float32)
+        x[::3] = np.clip(x[::3], -60000, 60000).astype(np.float16) * np.float32(1 + 2.0**-11)
+        x[1], x[4] = 0.0, 2.0**-14
+        x[7:9] = random_tokens(shape, 2, 9).k * [[2.0**-20], [2.0**-26]]  # scales that are subnormal, or 0
+    tokens.k[0, :4] = 65519.9, 65520.0, 2.0**-25, -(2.0**-24)
+    return tokens
+
+
 @isas
 @kv_types
-def test_k_and_v_are_stored_rounded_to_nearest_even(isa: str, kv_type: str) -> None:
-    shape = Shape(num_q_heads=2, head_dim=20, kv_type=kv_type)
-    rng = np.random.default_rng(3)
-    tokens = random_tokens(shape, 21)
-    for x in (tokens.k, tokens.v):  # all exponents, so that some overflow, some are subnormal, some are ties
-        x *= np.exp2(rng.integers(-26, 18, x.shape)).astype(np.float32)
-        x[::3] = as_stored(x[::3], "f16") * (1 + 2.0**-11)
-    tokens.k[0, :4] = 65519.9, 65520.0, 2.0**-25, -(2.0**-24)
+@pytest.mark.parametrize("head_dim", [20, 33, 64])
+def test_k_and_v_are_stored_as_the_reference_stores_them(isa: str, kv_type: str, head_dim: int) -> None:
+    shape = Shape(num_q_heads=2, head_dim=head_dim, kv_type=kv_type)
+    tokens = tokens_of_all_sizes(shape, 21)
     cache = Cache(shape, isa, num_blocks=4)
     blocks = cache.request(21)
     cache.step([(blocks, 0, tokens)])
-    kind = stored_bits(tokens.k, kv_type).dtype
-    pool = cache.blocks.view(kind).reshape(4, 2, 2, 16 * 20)
-    for position in range(21):
-        head = pool[blocks[position // 16]]
-        for h in range(2):
-            k = head[h, 0].reshape(20, 16)[:, position % 16]
-            v = head[h, 1].reshape(16, 20)[position % 16]
-            own = slice(20 * h, 20 * h + 20)
-            np.testing.assert_array_equal(k, stored_bits(tokens.k, kv_type)[position, own])
-            np.testing.assert_array_equal(v, stored_bits(tokens.v, kv_type)[position, own])
-    unwritten = pool[blocks[1], 0, 0].reshape(20, 16)[:, 5:]
-    assert (unwritten == np.iinfo(kind).max).all()
+    expected = np.stack([encoded(shape, tokens.k), encoded(shape, tokens.v)], axis=1)
+    got = heads_in_pool(cache, blocks, 32)
+    np.testing.assert_array_equal(got[:21], expected)
+    assert (got[21:] == 0xFF).all()
+    assert (np.delete(cache.blocks, blocks, axis=0) == 0xFF).all()
 
 
 @isas
-def test_a_token_outside_the_context_or_window_never_touches_a_row(isa: str) -> None:
+@pytest.mark.parametrize("kv_type", ["f32", "int8", "int4"])
+def test_a_token_outside_the_context_or_window_never_touches_a_row(isa: str, kv_type: str) -> None:
     """Its K and V may be NaN or infinite; a row that does see it is NaN."""
-    shape = Shape(window=20, kv_type="f32")
+    shape = Shape(window=20, kv_type=kv_type)
     clean = random_tokens(shape, 60)
     expected = attend(shape, clean, isa)
     for bad in (np.nan, np.inf):
@@ -145,6 +169,10 @@ def test_a_token_outside_the_context_or_window_never_touches_a_row(isa: str) -> 
         Shape(num_q_heads=3, num_kv_heads=1, head_dim=100, kv_type="bf16", softcap=30.0),
         Shape(num_q_heads=9, num_kv_heads=3, head_dim=80, kv_type="f32", window=300),
         Shape(num_q_heads=1, num_kv_heads=1, head_dim=128, window=257),
+        Shape(num_q_heads=14, head_dim=64, kv_type="int8"),
+        Shape(num_q_heads=9, num_kv_heads=3, head_dim=80, kv_type="int8", window=100, softcap=30.0),
+        Shape(num_q_heads=8, num_kv_heads=2, head_dim=96, kv_type="int4"),
+        Shape(num_q_heads=3, num_kv_heads=1, head_dim=100, kv_type="int4", window=300),
     ],
     ids=str,
 )
@@ -218,7 +246,7 @@ def test_splits_of_many_steps_in_a_row(isa: str) -> None:
     ratio=st.integers(1, 10),
     num_kv_heads=st.integers(1, 3),
     head_dim=st.integers(1, 130),
-    kv_type=st.sampled_from(["f32", "f16", "bf16"]),
+    kv_type=st.sampled_from(STORED),
     window=st.one_of(st.just(0), st.integers(1, 400)),
     softcap=st.sampled_from([0.0, 20.0]),
     n=st.one_of(st.integers(1, 50), st.integers(200, 560)),

@@ -28,6 +28,9 @@ MODELS = [
     ("gemma3", "f16", "f32"),
     ("mistral", "q5_0", "f16"),
     ("llama", "i8", "f16"),
+    ("llama", "q8_0", "int8"),
+    ("gemma3", "q4_0", "int4"),
+    ("qwen3", "f16", "int4"),
 ]
 LENGTH = 290
 
@@ -147,10 +150,11 @@ def test_no_rows_of_logits_still_fill_the_cache(case: Case) -> None:
     np.testing.assert_array_equal(case.model.run(step([Part(case.token_ids, 50, 60, case.table)])), case.logits[50:60])
 
 
-def test_the_bundled_model_is_bit_exact_under_serving(bundled_model: Path) -> None:
+@pytest.mark.parametrize("kv_type", ["f16", "int4"])
+def test_the_bundled_model_is_bit_exact_under_serving(bundled_model: Path, kv_type: str) -> None:
     with open_checkpoint(bundled_model) as source:
         program = build_program(source.spec)
-        one, two, three = (load(program, source, threads=n) for n in (1, 2, 3))
+        one, two, three = (load(program, source, kv_type=kv_type, threads=n) for n in (1, 2, 3))
         ids, other = token_ids_of(6, 50, source.spec.vocab), token_ids_of(7, 30, source.spec.vocab)
     table, other_table = [0, 1, 2, 3], [4, 5]
     alone = logits_in_chunks(one, ids, table, 50)

@@ -182,7 +182,7 @@ def test_a_limit_asked_about_stands_in_for_the_machine() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"context": -1}, {"context": 0}, {"batch": 0}, {"context": 2**50}, {"kv_dtype": "int8"}, {"weights": "q9_9"}],
+    [{"context": -1}, {"context": 0}, {"batch": 0}, {"context": 2**50}, {"kv_dtype": "int7"}, {"weights": "q9_9"}],
     ids=str,
 )
 def test_impossible_questions_are_refused(arguments: dict[str, Any]) -> None:

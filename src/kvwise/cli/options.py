@@ -18,7 +18,7 @@ Seed = Annotated[Optional[int], typer.Option(help="Same seed, same tokens.")]  #
 Stop = Annotated[Optional[list[str]], typer.Option(help="End before this string; repeatable.")]  # noqa: UP045
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Do not stop at the model's stop tokens.")]
 Threads = Annotated[Optional[int], typer.Option(help="Threads; default: what this machine gives us.")]  # noqa: UP045
-KvDtype = Annotated[str, typer.Option(help="How K and V are stored: f32, f16 or bf16.")]
+KvDtype = Annotated[str, typer.Option(help="How K and V are stored: f32, f16, bf16, int8 or int4.")]
 Weights = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(

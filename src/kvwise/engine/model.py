@@ -34,7 +34,7 @@ from kvwise.ledger.rows import LedgerRow
 from kvwise.models import build_program
 from kvwise.program.ir import Program
 from kvwise.spec.dtypes import TensorType
-from kvwise.spec.kv import KV_TYPES, KVCacheSpec
+from kvwise.spec.kv import KVCacheSpec
 from kvwise.spec.model import ModelSpec
 from kvwise.spec.shape import StepLimits
 
@@ -106,9 +106,9 @@ def open_model(
         check_runs(build_program(spec), spec.family, reading.name, has_names=has_names(spec.family))
 
     reading = BACKENDS[backend]
-    if kv_dtype in KV_TYPES and kv_dtype not in reading.kv_types:
+    if kv_dtype not in reading.kv_types:
         raise UsageError(
-            f"the {reading.name} backend stores no K and V in {kv_dtype}",
+            f"the {reading.name} backend stores no K and V in {kv_dtype!r}",
             expected=f"one of {', '.join(reading.kv_types)}",
         )
     path = resolve_model(name, allow_download=allow_download, progress=progress)

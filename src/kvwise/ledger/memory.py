@@ -169,8 +169,8 @@ def levers(plan: MemoryPlan, spec: ModelSpec | None = None) -> tuple[Lever, ...]
     limits, block = plan.options.limits, plan.kv.block_tokens
     most_blocks = ceil_div(limits.max_context, block) - 1
     least_step = max(_SMALLEST_STEP_TOKENS, limits.max_logits_rows, limits.max_requests)
-    kv_bits = plan.kv.kv_type.bits_per_element
-    kv_types = [name for name in plan.backend.kv_types if KV_TYPES[name].bits_per_element < kv_bits]
+    kv_bytes = {name: replace(plan.kv, kv_type=KV_TYPES[name]).bytes_per_token for name in plan.backend.kv_types}
+    kv_types = [name for name, nbytes in kv_bytes.items() if nbytes < plan.kv.bytes_per_token]
     found = [
         Lever("context", range(most_blocks * block, 0, -block), lambda n: f"a context of {format_count(n)} tokens"),
         Lever("batch", range(limits.max_requests - 1, 0, -1), _requests),

@@ -23,8 +23,7 @@ from kvwise.program.arena import Arena, plan_arena
 from kvwise.program.ir import MatMul, Program, Role
 from kvwise.program.shard import shard_program
 from kvwise.program.stages import split_stages, stage_layers
-from kvwise.spec.dtypes import TensorType
-from kvwise.spec.kv import KVCacheSpec
+from kvwise.spec.kv import KVCacheSpec, KVType
 from kvwise.spec.shape import StepLimits
 from kvwise.units import format_bytes, format_count
 
@@ -214,7 +213,7 @@ def vary_placed(
     plan: PlacedPlan,
     *,
     weight_bytes: WeightBytes | None = None,
-    kv_type: TensorType | None = None,
+    kv_type: KVType | None = None,
     placement: Placement | None = None,
     policy: Policy | None = None,
     context: int | None = None,

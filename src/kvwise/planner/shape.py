@@ -16,13 +16,13 @@ from kvwise.planner.sizes import weight_type
 from kvwise.planner.steady_state import Workload
 from kvwise.planner.tables import alternative, check_memory_limit, check_range, check_tokens, kv_table, split_context
 from kvwise.spec.dtypes import TensorType
-from kvwise.spec.kv import KV_TYPES, KVCacheSpec, LayerKV
+from kvwise.spec.kv import KV_TYPES, KVCacheSpec, KVType, LayerKV
 from kvwise.spec.model import MAX_LAYERS, MAX_WIDTH
 
 DEFAULT_CONTEXT: Final = 4096  # as the engine's, where the model allows it
 MAX_PARAMS: Final = 1e18
 _MAX_KV_BYTES: Final = 2**32  # per token; the largest known, OPT-175B, keeps 4.5 MiB
-_BYTES: Final = TensorType("bytes", 1, 1, None)
+_BYTES: Final = KVType("bytes", TensorType("bytes", 1, 1, None))
 
 
 def plan_shape(

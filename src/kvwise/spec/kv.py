@@ -22,14 +22,38 @@ from kvwise.spec.layers import (
     VariedAttentionSpec,
 )
 from kvwise.spec.model import ModelSpec
-from kvwise.units import ceil_div
+from kvwise.units import align_up, ceil_div
 
 BLOCK_TOKENS: Final = 16  # one AVX-512 vector of float32 scores; the unit of sharing and hashing
 
 _F32, _F16, _BF16 = (TensorType(n, 1, b, None) for n, b in (("f32", 4), ("f16", 2), ("bf16", 2)))
-# q8_0 is counted; the backends say which types they store.
-KV_TYPES: Final[Table[TensorType]] = Table(
-    "KV type", {t.name: t for t in (_F32, _F16, _BF16, TENSOR_TYPES["q8_0"])}, UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class KVType:
+    """How K and V are stored. `scale_bytes`: of the scale beside K, and beside V, of each token and head; 0 = none.
+
+    A head with a scale is stored in whole blocks of `element`; without one, all heads of a token are one row.
+    """
+
+    name: str
+    element: TensorType
+    scale_bytes: int = 0
+
+    def token_bytes(self, num_heads: int, k_dim: int, v_dim: int) -> int:
+        """K and V of one token in one layer. Raises SpecError where a row is not a whole number of blocks."""
+        if not self.scale_bytes:
+            return self.element.row_bytes(num_heads * (k_dim + v_dim))
+        widths = (align_up(dim, self.element.block_elements) for dim in (k_dim, v_dim) if dim)
+        return num_heads * sum(self.element.row_bytes(width) + self.scale_bytes for width in widths)
+
+
+# Integers are symmetric around 0, with a float16 scale. q8_0 is counted; the backends say which types they store.
+KV_TYPES: Final[Table[KVType]] = Table(
+    "KV type",
+    {t.name: KVType(t.name, t) for t in (_F32, _F16, _BF16, TENSOR_TYPES["q8_0"])}
+    | {t.name: KVType(t.name, t, 2) for t in (TensorType("int8", 16, 16, None), TensorType("int4", 16, 8, None))},
+    UsageError,
 )
 
 
@@ -51,6 +75,9 @@ class LayerKV:
     @property
     def elements_per_token(self) -> int:
         return self.num_kv_heads * (self.k_dim + self.v_dim)
+
+    def bytes_per_token(self, kv_type: KVType) -> int:
+        return kv_type.token_bytes(self.num_kv_heads, self.k_dim, self.v_dim)
 
     @property
     def bound(self) -> int | None:
@@ -98,14 +125,15 @@ def layer_state(mixer: Mixer | None) -> LayerState | None:
 
 @dataclass(frozen=True, slots=True)
 class KVCacheSpec:
-    """Layers × type × block size. bytes per token = Σ layers · KV heads · (k_dim + v_dim) · element bytes.
+    """Layers × type × block size. bytes per token = Σ layers · KV heads · (k_dim + v_dim) · element bytes,
+    and the scales of types that have them.
 
     `layers` has one entry for each layer that keeps K and V, in the model's order; `states` one for each that keeps
     a state.
     """
 
     layers: tuple[LayerKV, ...]
-    kv_type: TensorType
+    kv_type: KVType
     block_tokens: int = BLOCK_TOKENS
     states: tuple[LayerState, ...] = ()
 
@@ -117,17 +145,17 @@ class KVCacheSpec:
         return cls(kept, KV_TYPES[kv_type], block_tokens, states)
 
     def layer_bytes_per_token(self, layer: int) -> int:
-        return self.kv_type.row_bytes(self.layers[layer].elements_per_token)
+        return self.layers[layer].bytes_per_token(self.kv_type)
 
     @property
     def bytes_per_token(self) -> int:
         """All layers, windowed or not."""
-        return sum(self.kv_type.row_bytes(layer.elements_per_token) for layer in self.layers)
+        return sum(layer.bytes_per_token(self.kv_type) for layer in self.layers)
 
     @property
     def bytes_per_token_growing(self) -> int:
         """Only the layers that keep every token: what each further token adds beyond every window and chunk."""
-        return sum(self.kv_type.row_bytes(layer.elements_per_token) for layer in self.layers if layer.bound is None)
+        return sum(layer.bytes_per_token(self.kv_type) for layer in self.layers if layer.bound is None)
 
     @property
     def index_bytes_per_token(self) -> int:
@@ -157,8 +185,7 @@ class KVCacheSpec:
         if not evict_windows:
             return context * self.bytes_per_token
         return sum(
-            min(context, layer.bound + step_tokens if layer.bound else context)
-            * self.kv_type.row_bytes(layer.elements_per_token)
+            min(context, layer.bound + step_tokens if layer.bound else context) * layer.bytes_per_token(self.kv_type)
             for layer in self.layers
         )
 

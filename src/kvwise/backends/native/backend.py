@@ -50,7 +50,7 @@ def chosen_isa() -> str:
 
 class NativeBackend:
     name = "native"
-    kv_types = ("f32", "f16", "bf16")
+    kv_types = ("f32", "f16", "bf16", "int8", "int4")
 
     def lower(self, program: Program, types: Mapping[str, TensorType]) -> Program:
         """Activations become q8 for the types with integer kernels, bf16 for bf16 where the machine multiplies those

@@ -26,7 +26,7 @@ class ReferenceBackend:
 
     def __init__(self, name: str, dtype: type[np.floating[Any]]) -> None:
         self.name = name
-        self.kv_types = ("f32", "f16", "bf16")
+        self.kv_types = ("f32", "f16", "bf16", "int8", "int4")
         self._dtype = np.dtype(dtype)
 
     def lower(self, program: Program, types: Mapping[str, TensorType]) -> Program:

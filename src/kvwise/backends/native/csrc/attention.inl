@@ -7,6 +7,9 @@
 // Scores are in base 2: scale · log2(e) · q·k, or cap · log2(e) · tanh(scale · q·k / cap). Which other rows, requests,
 // tiles or threads are at work changes no bit: each result depends on q and on the stored K and V it sees alone.
 //
+// K and V in integers are those of rotated heads: so is q, and the output is rotated back; a token's scales multiply
+// its scores and its weights.
+//
 // The query heads of one KV head, and several positions in prefill, go through a tile together, so that K and V are
 // read, and widened to float32, once for all of them.
 
@@ -14,24 +17,15 @@
 
 namespace kvw::KVW_ISA {
 
-// ---- Writing K and V of this step: K's tokens lie across the lanes, so a token's K is one element of each row.
+// ---- Writing K and V of this step.
 
 template <class T>
 static void kv_store_as(const AttentionArgs& a, int64_t token_begin, int64_t token_end) {
-  T key[kMaxHeadDim];
-  const int dim = a.head_dim;
   for (int64_t t = token_begin; t < token_end; ++t) {
-    const int slot = a.slot_mapping[t], offset = slot % 16;
+    const int slot = a.slot_mapping[t];
     for (int h = 0; h < a.num_kv_heads; ++h) {
-      const int64_t row = (t * a.num_kv_heads + h) * dim;
-      T* const k = kv_block<T>(a, slot / 16, h) + offset;
-      T* const v = kv_block<T>(a, slot / 16, h) + 16 * dim + offset * dim;
-      for (int i = 0; i < dim; i += 16) {
-        const int lanes = dim - i < 16 ? dim - i : 16;
-        store_n(key + i, load_n(a.k + row + i, lanes), lanes);
-        store_n(v + i, load_n(a.v + row + i, lanes), lanes);
-      }
-      for (int i = 0; i < dim; ++i) k[16 * i] = key[i];
+      const int64_t row = (t * a.num_kv_heads + h) * a.head_dim;
+      write_head<T>(a, slot / 16, h, slot % 16, a.k + row, a.v + row);
     }
   }
 }
@@ -41,6 +35,8 @@ static void kv_store(const AttentionArgs& a, int64_t token_begin, int64_t token_
     case KvType::f32: return kv_store_as<float>(a, token_begin, token_end);
     case KvType::f16: return kv_store_as<F16>(a, token_begin, token_end);
     case KvType::bf16: return kv_store_as<BF16>(a, token_begin, token_end);
+    case KvType::int8: return kv_store_as<KvInt8>(a, token_begin, token_end);
+    case KvType::int4: return kv_store_as<KvInt4>(a, token_begin, token_end);
   }
 }
 
@@ -61,8 +57,11 @@ static void combine(float* total_maximum, float* total_sum, float* total_out, fl
     store(total_out + i, fma(load(total_out + i), keep, mul(load(out + i), gain)));
 }
 
-static void write_row(float* to, const float* total_out, float total_sum, int dim) {
-  const F32x16 inverse = set1(1.0f / total_sum);
+// total_out may be rotated back in place.
+template <class T>
+static void write_row(float* to, float* total_out, float total_sum, int dim) {
+  if (kScaled<T>) rotate(total_out, dim);
+  const F32x16 inverse = set1(1.0f / total_sum / static_cast<float>(kScaled<T> ? rotation_run(dim) : 1));
   for (int i = 0; i < dim; i += 16)
     store_n(to + i, mul(load(total_out + i), inverse), dim - i < 16 ? dim - i : 16);
 }
@@ -83,7 +82,8 @@ static void attend_whole(QueryTile<T>& tile) {
   }
   for (int r = 0; r < rows; ++r) {
     const int64_t from_q = tile.query(r / tile.group) - tile.a.q + r % tile.group * tile.dim;  // out is laid out as q
-    write_row(tile.a.out + from_q, tile.total_out + static_cast<int64_t>(r) * tile.padded, tile.total_sum[r], tile.dim);
+    float* const total_out = tile.total_out + static_cast<int64_t>(r) * tile.padded;
+    write_row<T>(tile.a.out + from_q, total_out, tile.total_sum[r], tile.dim);
   }
 }
 
@@ -117,7 +117,7 @@ static void attend_spans(QueryTile<T>& tile) {
       const float* from = partial(span, g);
       combine(&maximum, &sum, tile.total_out, from[0], from[1], from + kPartialHeader, tile.padded);
     }
-    write_row(a.out + (tile.query(0) - a.q) + g * tile.dim, tile.total_out, sum, tile.dim);
+    write_row<T>(a.out + (tile.query(0) - a.q) + g * tile.dim, tile.total_out, sum, tile.dim);
   }
 }
 
@@ -137,6 +137,8 @@ static void attention(const AttentionArgs& a, int64_t item, uint8_t* scratch) {
     case KvType::f32: return attention_as<float>(a, item, scratch);
     case KvType::f16: return attention_as<F16>(a, item, scratch);
     case KvType::bf16: return attention_as<BF16>(a, item, scratch);
+    case KvType::int8: return attention_as<KvInt8>(a, item, scratch);
+    case KvType::int4: return attention_as<KvInt4>(a, item, scratch);
   }
 }
 

@@ -16,7 +16,6 @@ constexpr int kTileRows = 48;
 
 KVW_INLINE int group_of(const AttentionArgs& a) { return a.num_q_heads / a.num_kv_heads; }
 KVW_INLINE int positions_per_tile(int group) { return group < kTileRows ? kTileRows / group : 1; }
-KVW_INLINE int padded_dim(int head_dim) { return (head_dim + 15) / 16 * 16; }
 KVW_INLINE int first_visible(int position, int window) {
   return window > 0 && position + 1 > window ? position + 1 - window : 0;
 }
@@ -45,13 +44,14 @@ KVW_INLINE int64_t spans_that_fit(const AttentionArgs& a) {
 // One thread's floats, in this order (P = padded head_dim, rows = the rows of a tile):
 //   queries[rows][kQueryStride] scores[rows][kScoreStride] span_out[rows][P] total_out[rows][P]
 //   K or V of four blocks as float32 [4][16 · P]   maximum, weight_sum, total_maximum, total_sum, visible [rows each]
+//   scales of K and of V of a span's tokens [2][kSpanTokens]
 KVW_INLINE int64_t tile_rows(int group) {
   const int64_t rows = static_cast<int64_t>(group) * positions_per_tile(group);
   return (rows + 15) / 16 * 16;
 }
 static size_t attention_scratch_bytes(int num_q_heads, int num_kv_heads, int head_dim) {
   const int64_t rows = tile_rows(num_q_heads / num_kv_heads), dim = padded_dim(head_dim);
-  return static_cast<size_t>(4 * (rows * (kQueryStride + kScoreStride + 2 * dim + 5) + 64 * dim));
+  return static_cast<size_t>(4 * (rows * (kQueryStride + kScoreStride + 2 * dim + 5) + 64 * dim + 2 * kSpanTokens));
 }
 
 struct AttentionItem {

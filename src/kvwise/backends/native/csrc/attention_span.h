@@ -10,12 +10,6 @@ namespace kvw::KVW_ISA {
 constexpr float kLog2E = 1.44269504f;
 constexpr float kMinusInfinity = -__builtin_inff();
 
-template <class T>
-KVW_INLINE T* kv_block(const AttentionArgs& a, int block, int kv_head) {
-  const int64_t elements = 2 * 16 * static_cast<int64_t>(a.head_dim);
-  return reinterpret_cast<T*>(a.kv + static_cast<size_t>(block) * a.block_bytes) + kv_head * elements;
-}
-
 // Rows [begin, end) of a tile, and in span-relative terms what they see.
 struct RowRange {
   int begin, end;
@@ -27,6 +21,7 @@ struct QueryTile {
   const AttentionItem item;
   const int group, positions, first_position, dim, padded;
   float *queries, *scores, *span_out, *total_out, *widened, *maximum, *weight_sum, *total_maximum, *total_sum;
+  float *key_scales, *value_scales;  // of the span's tokens, where the KV type has them
   Visible* visible;
   const T* k[kSpanBlocks];     // the blocks of the span at hand
   const T* v[kSpanBlocks];
@@ -58,6 +53,8 @@ struct QueryTile {
     total_maximum = take(rows);
     total_sum = take(rows);
     visible = reinterpret_cast<Visible*>(take(rows));
+    key_scales = take(kSpanTokens);
+    value_scales = take(kSpanTokens);
   }
 
   const float* query(int position) const {
@@ -68,7 +65,11 @@ struct QueryTile {
   void copy_queries() {
     for (int j = 0; j < positions; ++j)
       for (int g = 0; g < group; ++g)
-        std::memcpy(queries + (j * group + g) * kQueryStride, query(j) + g * dim, sizeof(float) * dim);
+        copy_query(query(j) + g * dim, queries + (j * group + g) * kQueryStride);
+  }
+  void copy_query(const float* from, float* to) const {
+    for (int i = 0; i < dim; i += 16) store(to + i, load_n(from + i, dim - i < 16 ? dim - i : 16));
+    if (kScaled<T>) rotate(to, dim);
   }
 
   int first_span() const { return first_visible(first_position, a.window) / kSpanTokens; }
@@ -91,10 +92,16 @@ struct QueryTile {
     const RowRange rows{from * group, to * group};
     const int32_t* table = a.block_tables + static_cast<int64_t>(item.request) * a.max_blocks + span * kSpanBlocks;
     for (int b = visible[rows.begin].begin / 16; 16 * b < visible[rows.end - 1].end; ++b) {
-      k[b] = kv_block<T>(a, table[b], item.kv_head);
-      v[b] = k[b] + 16 * dim;
+      k[b] = key_block<const T>(a, table[b], item.kv_head);
+      v[b] = value_block(a, k[b]);
       const bool follows = more && start + kSpanTokens + 16 * b < first_position + positions;
-      next[b] = follows ? kv_block<T>(a, table[b + kSpanBlocks], item.kv_head) : v[b];
+      next[b] = follows ? key_block<const T>(a, table[b + kSpanBlocks], item.kv_head) : v[b];
+      if constexpr (kScaled<T>) {
+        const F16* const scales = block_scales(a, table[b], item.kv_head);
+        store(key_scales + 16 * b, load(scales));
+        store(value_scales + 16 * b, load(scales + 16));
+        if (follows) fetch_ahead<true>(block_scales(a, table[b + kSpanBlocks], item.kv_head), 64);
+      }
     }
     return rows;
   }
@@ -115,19 +122,25 @@ struct QueryTile {
   static bool streams(RowRange rows) { return rows.end - rows.begin <= kMaxRows; }
   static bool widens(RowRange rows) { return sizeof(T) != sizeof(float) && !streams(rows); }
 
+  // What q · k is multiplied with, but for the scale of k.
+  float score_scale() const {
+    const float scale = a.softcap > 0 ? a.scale / a.softcap : a.scale * kLog2E;
+    return kScaled<T> ? scale / static_cast<float>(rotation_run(dim)) : scale;
+  }
+
   // `cold`: nothing has asked for this span's K yet.
   void score_span(RowRange rows, bool cold) {
-    const float scale = a.softcap > 0 ? a.scale / a.softcap : a.scale * kLog2E;
+    const float scale = score_scale();
     const int first = visible[rows.begin].begin / 16, last = (visible[rows.end - 1].end - 1) / 16;
     const bool widen = widens(rows);
     for (int b = first; b <= last; b = (b / 4 + 1) * 4) {
       const int stop = last + 1 < (b / 4 + 1) * 4 ? last + 1 : (b / 4 + 1) * 4;
       if (cold && streams(rows))
-        for (int i = stop; i < stop + 4 && i <= last; ++i) fetch_ahead<true>(k[i], 16 * dim);
+        for (int i = stop; i < stop + 4 && i <= last; ++i) fetch_ahead<true>(k[i], dim * vector_bytes<T>());
       const float* wide[kSpanBlocks];
       for (int i = b; widen && i < stop; ++i) {
         float* const to = widened + (i - b) * 16 * padded;
-        for (int64_t e = 0; e < 16 * dim; e += 16) store(to + e, load(k[i] + e));
+        widen_keys(k[i], to);
         wide[i] = to;
       }
       for_each_tile(rows, [&](int r, int n, int begin, int end) {
@@ -140,6 +153,13 @@ struct QueryTile {
           score_rows<false>(k, k, r, n, from, to, scale);
         }
       });
+    }
+  }
+  void widen_keys(const T* block, float* to) const {
+    F32x16 key[kKeyRows<T>];
+    for (int d = 0; d < dim; d += kKeyRows<T>) {
+      load_keys(block, d, key);
+      for (int e = 0; e < kKeyRows<T>; ++e) store(to + 16 * (d + e), key[e]);
     }
   }
   template <bool ahead_known, class S>
@@ -158,6 +178,7 @@ struct QueryTile {
     for (int r = rows.begin; r < rows.end; ++r) {
       float* const row = scores + r * kScoreStride;
       const int begin = visible[r].begin, end = visible[r].end, first = begin / 16 * 16;
+      for (int t = first; kScaled<T> && t < end; t += 16) store(row + t, mul(load(row + t), load(key_scales + t)));
       if (a.softcap > 0) {
         const F32x16 cap = set1(a.softcap * kLog2E);
         for (int t = first; t < end; t += 16) store(row + t, mul(cap, tanh(load(row + t))));
@@ -176,7 +197,7 @@ struct QueryTile {
       F32x16 total = zero();
       for (int t = visible[r].begin / 16 * 16; t < visible[r].end; t += 16) {
         const F32x16 e = exp2_nonpositive(sub(load(row + t), most));
-        store(row + t, e);
+        store(row + t, kScaled<T> ? mul(e, load(value_scales + t)) : e);
         total = add(total, e);
       }
       weight_sum[r] = sum(total);
@@ -187,7 +208,7 @@ struct QueryTile {
     std::memset(span_out + static_cast<int64_t>(rows.begin) * padded, 0,
                 sizeof(float) * (rows.end - rows.begin) * padded);
     const int first = visible[rows.begin].begin / 16, last = (visible[rows.end - 1].end - 1) / 16;
-    if (!widens(rows) && dim == padded)
+    if (!widens(rows) && value_stride<T>(dim) == padded)
       return for_each_tile(rows, [&](int r, int n, int begin, int end) {
         if (streams(rows)) {
           value_rows<true>(v, next, r, n, begin, end);
@@ -205,10 +226,16 @@ struct QueryTile {
     }
   }
   const float* widen_values(int block, float* to) const {
+    const int stride = value_stride<T>(dim);
     for (int t = 0; t < 16; ++t)
-      for (int i = 0; i < dim; i += 16)
-        store(to + t * padded + i,
-              dim - i < 16 ? load_n(v[block] + t * dim + i, dim - i) : load(v[block] + t * dim + i));
+      for (int i = 0; i < stride; i += 16) {
+        const T* from = v[block] + (t * stride + i) / kPacked<T>;
+        if constexpr (kScaled<T>) {
+          store(to + t * padded + i, load(from));
+        } else {
+          store(to + t * padded + i, load_n(from, stride - i < 16 ? stride - i : 16));
+        }
+      }
     return to;
   }
   template <bool ahead_known, class S>
@@ -224,8 +251,8 @@ struct QueryTile {
       const int columns = (vectors - from + groups - 1) / groups;
       const S *column[kSpanBlocks], *ahead_column[kSpanBlocks];
       for (int b = begin / 16; 16 * b < end; ++b) {
-        column[b] = blocks[b] + 16 * from;
-        if (ahead_known) ahead_column[b] = ahead[b] + 16 * from;
+        column[b] = blocks[b] + 16 * from / kPacked<S>;
+        if (ahead_known) ahead_column[b] = ahead[b] + 16 * from / kPacked<S>;
       }
       with_tile(n, columns, [&]<int R, int C>() {
         value_tile<R, C, ahead_known>(scores + r * kScoreStride, column, ahead_column, padded, begin, common_begin,

@@ -4,8 +4,7 @@
 // result does not depend on which rows or columns were computed beside it.
 #pragma once
 
-#include "kernel_table.h"
-#include "vec.h"
+#include "attention_kv.h"
 
 namespace kvw::KVW_ISA {
 
@@ -38,10 +37,14 @@ struct Visible {
 
 // Asks for what will be read next, line by line as the current lines are used: blocks of the pool lie anywhere, so
 // the hardware can't guess them. ahead[b] is as large as what is read of block b.
-template <bool ahead_known, class T>
-KVW_INLINE void fetch_ahead(const T* p, int64_t elements) {
+template <bool ahead_known>
+KVW_INLINE void fetch_ahead(const void* p, int64_t nbytes) {
   if constexpr (ahead_known)
-    for (int64_t i = 0; i < elements; i += 64 / static_cast<int64_t>(sizeof(T))) __builtin_prefetch(p + i, 0, 2);
+    for (int64_t i = 0; i < nbytes; i += 64) __builtin_prefetch(static_cast<const char*>(p) + i, 0, 2);
+}
+template <class T>
+constexpr int vector_bytes() {  // of 16 elements
+  return 16 * static_cast<int>(sizeof(T)) / kPacked<T>;
 }
 
 // out[r][16 c + lane] = scale · Σ_d q[r][d] · k[c][d][lane] for R rows and C blocks.
@@ -56,19 +59,23 @@ static __attribute__((noinline)) void score_tile(const float* q, const T* const*
   const T* block[C];
 #pragma GCC unroll 4
   for (int c = 0; c < C; ++c) block[c] = k[c];
-  for (int d = 0; d < head_dim; ++d) {
-    if (sizeof(T) == sizeof(float) || d % 2 == 0) {
+  constexpr int kDepth = kKeyRows<T>;
+  for (int d = 0; d < head_dim; d += kDepth) {
+    if (d * vector_bytes<T>() % 64 == 0) {
 #pragma GCC unroll 4
-      for (int c = 0; ahead_known && c < C; ++c) fetch_ahead<ahead_known>(ahead[c] + 16 * d, 16);
+      for (int c = 0; ahead_known && c < C; ++c) fetch_ahead<ahead_known>(ahead[c] + 16 * d / kPacked<T>, 64);
     }
-    F32x16 key[C];
+    F32x16 key[C][kDepth];
 #pragma GCC unroll 4
-    for (int c = 0; c < C; ++c) key[c] = load(block[c] + 16 * d);
+    for (int c = 0; c < C; ++c) load_keys(block[c], d, key[c]);
+#pragma GCC unroll 2
+    for (int e = 0; e < kDepth; ++e) {
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      const F32x16 query = set1(q[r * kQueryStride + d]);
+      for (int r = 0; r < R; ++r) {
+        const F32x16 query = set1(q[r * kQueryStride + d + e]);
 #pragma GCC unroll 4
-      for (int c = 0; c < C; ++c) acc[r][c] = fma(query, key[c], acc[r][c]);
+        for (int c = 0; c < C; ++c) acc[r][c] = fma(query, key[c][e], acc[r][c]);
+      }
     }
   }
 #pragma GCC unroll 8
@@ -82,13 +89,13 @@ template <int R, int C, class T>
 KVW_INLINE void add_ragged(F32x16 (&acc)[R][C], const float* p, const T* const* v, int64_t v_stride, int begin, int end,
                            const Visible* visible) {
   for (int t = begin; t < end; ++t) {
-    const T* row = v[t / 16] + (t % 16) * v_stride;
+    const T* row = v[t / 16] + t % 16 * v_stride / kPacked<T>;
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       if (t < visible[r].begin || t >= visible[r].end) continue;
       const F32x16 weight = set1(p[r * kScoreStride + t]);
 #pragma GCC unroll 4
-      for (int c = 0; c < C; ++c) acc[r][c] = fma(weight, load(row + 16 * c), acc[r][c]);
+      for (int c = 0; c < C; ++c) acc[r][c] = fma(weight, load(row + 16 * c / kPacked<T>), acc[r][c]);
     }
   }
 }
@@ -108,13 +115,14 @@ static __attribute__((noinline)) void value_tile(const float* p, const T* const*
 
   add_ragged<R, C>(acc, p, v, v_stride, begin, common_begin, visible);
   for (int t = common_begin; t < common_end;) {
-    const T* row = v[t / 16] + (t % 16) * v_stride;
+    const T* row = v[t / 16] + t % 16 * v_stride / kPacked<T>;
     const int stop = t / 16 * 16 + 16 < common_end ? t / 16 * 16 + 16 : common_end;
-    for (; t < stop; ++t, row += v_stride) {
-      if constexpr (ahead_known) fetch_ahead<ahead_known>(ahead[t / 16] + (t % 16) * v_stride, 16 * C);
+    for (; t < stop; ++t, row += v_stride / kPacked<T>) {
+      if constexpr (ahead_known)
+        fetch_ahead<ahead_known>(ahead[t / 16] + t % 16 * v_stride / kPacked<T>, C * vector_bytes<T>());
       F32x16 value[C];
 #pragma GCC unroll 4
-      for (int c = 0; c < C; ++c) value[c] = load(row + 16 * c);
+      for (int c = 0; c < C; ++c) value[c] = load(row + 16 * c / kPacked<T>);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
         const F32x16 weight = set1(p[r * kScoreStride + t]);

@@ -18,7 +18,7 @@ constexpr int kMaxHeadDim = 256;  // of attention: what its buffers for one row 
 
 enum class WeightType : int32_t { f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q2_k, q3_k, q4_k, q5_k, q6_k,
                                 i8, i4_64, i4_128 };
-enum class KvType : int32_t { f32, f16, bf16 };
+enum class KvType : int32_t { f32, f16, bf16, int8, int4 };
 enum class Activation : int32_t { silu, gelu_tanh, gelu_erf, relu };
 
 // One quantized activation row of `width` elements, nb = ceil(width / 32) blocks, 40 · nb bytes:
@@ -52,10 +52,32 @@ struct MatmulArgs {
   size_t out_stride = 0;
 };
 
+// One KV head's part of a block of the pool; D = head_dim, P = D rounded up to 16:
+//   f32, f16, bf16   K [D][16 tokens]                 V [16 tokens][D]
+//   int8             K int8 [P][16 tokens]            V int8 [16 tokens][P]
+//   int4             K bytes [P / 2][16 tokens]       V bytes [16 tokens][P / 16][8]
+//                    low nibble d = 2i, high 2i + 1   low nibble d = 16j + i, high 16j + 8 + i     each q + 8
+//   and both: float16 scales of K [16 tokens], of V [16 tokens], a cache line together
+// What integers are taken of: backends/reference/kv_codec.py. The elements P - D of a token are zeros in V.
+constexpr bool has_scales(KvType type) { return type == KvType::int8 || type == KvType::int4; }
+constexpr size_t kv_half_bytes(KvType type, int head_dim) {  // K or V of one head in one block, without scales
+  const size_t dim = static_cast<size_t>(head_dim), padded = (dim + 15) / 16 * 16;
+  switch (type) {
+    case KvType::f32: return kBlockTokens * 4 * dim;
+    case KvType::f16: return kBlockTokens * 2 * dim;
+    case KvType::bf16: return kBlockTokens * 2 * dim;
+    case KvType::int8: return kBlockTokens * padded;
+    case KvType::int4: return kBlockTokens * padded / 2;
+  }
+  return 0;
+}
+constexpr size_t kv_head_bytes(KvType type, int head_dim) {
+  return 2 * kv_half_bytes(type, head_dim) + (has_scales(type) ? 2 * 2 * kBlockTokens : 0);
+}
+
 // One attention op of one step. T tokens of B requests; see StepBatch for the arrays.
 //
-// The pool of one layer: block b starts at kv + b · block_bytes and holds, for each KV head,
-//   K [head_dim][16 tokens] then V [16 tokens][head_dim]      in the KV type
+// The pool of one layer: block b starts at kv + b · block_bytes; kv_head_bytes for each KV head.
 struct AttentionArgs {
   const float* q = nullptr;  // [T, num_q_heads · head_dim]
   const float* k = nullptr;  // [T, num_kv_heads · head_dim], rotated

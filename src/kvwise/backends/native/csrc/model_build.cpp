@@ -11,8 +11,6 @@ constexpr size_t kLine = 64;
 
 size_t align_up(size_t n) { return (n + kLine - 1) / kLine * kLine; }
 
-size_t element_bytes(KvType type) { return type == KvType::f32 ? 4 : 2; }
-
 // Takes `bytes` from a mapping, in order.
 uint8_t* take(const Mapping& mapping, size_t& used, size_t bytes, const char* what) {
   const size_t end = used + align_up(bytes);
@@ -84,7 +82,7 @@ int Model::add_kv_layer(int num_kv_heads, int head_dim) {
   KvLayer layer;
   layer.num_kv_heads = num_kv_heads;
   layer.head_dim = head_dim;
-  layer.block_bytes = size_t{2} * num_kv_heads * head_dim * kBlockTokens * element_bytes(kv_type_);
+  layer.block_bytes = static_cast<size_t>(num_kv_heads) * kv_head_bytes(kv_type_, head_dim);
   layer.bytes = take(kv_pool_, kv_used_, layer.block_bytes * static_cast<size_t>(limits_.num_blocks), "KV blocks");
   kv_layers_.push_back(layer);
   return static_cast<int>(kv_layers_.size()) - 1;

@@ -41,10 +41,12 @@ constexpr std::array<std::pair<const char*, WeightType>, 16> kWeightTypes{{
     {"i4_128", WeightType::i4_128},
 }};
 
-constexpr std::array<std::pair<const char*, KvType>, 3> kKvTypes{{
+constexpr std::array<std::pair<const char*, KvType>, 5> kKvTypes{{
     {"f32", KvType::f32},
     {"f16", KvType::f16},
     {"bf16", KvType::bf16},
+    {"int8", KvType::int8},
+    {"int4", KvType::int4},
 }};
 
 constexpr std::array<std::pair<const char*, Activation>, 4> kActivations{{

@@ -24,7 +24,7 @@ class AttentionLayer {
     args_.num_q_heads = num_q_heads;
     args_.num_kv_heads = num_kv_heads;
     args_.head_dim = head_dim;
-    args_.block_bytes = size_t{2} * kBlockTokens * num_kv_heads * head_dim * (args_.kv_type == KvType::f32 ? 4 : 2);
+    args_.block_bytes = static_cast<size_t>(num_kv_heads) * kv_head_bytes(args_.kv_type, head_dim);
     kv_ = Mapping(args_.block_bytes * num_blocks, Pages::huge, "KV pool");
     args_.kv = kv_.bytes();
     scratch_bytes_ = kernels_.attention_scratch_bytes(num_q_heads, num_kv_heads, head_dim);

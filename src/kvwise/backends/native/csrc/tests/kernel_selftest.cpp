@@ -269,13 +269,14 @@ Verdict check_attention(const Pair& pair, Random& random) {
   const AttentionCase cases[] = {
       {KvType::f32, 4, 2, 64, 0, 0.0f},   {KvType::f16, 9, 3, 64, 0, 0.0f},  {KvType::bf16, 3, 1, 128, 0, 0.0f},
       {KvType::f32, 4, 4, 20, 33, 50.0f}, {KvType::f16, 8, 2, 80, 700, 0.0f}, {KvType::bf16, 2, 2, 16, 16, 30.0f},
+      {KvType::int8, 6, 2, 64, 0, 0.0f},  {KvType::int8, 3, 1, 100, 300, 50.0f},
+      {KvType::int4, 9, 3, 64, 0, 0.0f},  {KvType::int4, 2, 2, 33, 40, 0.0f}, {KvType::int4, 8, 1, 128, 0, 0.0f},
   };
   for (const AttentionCase& c : cases) {
-    const size_t element = c.type == KvType::f32 ? 4 : 2;
-    const size_t pool_bytes = 3 * 69 * element * 2 * kBlockTokens * static_cast<size_t>(c.num_kv_heads * c.head_dim);
-    Bytes before = finite_bytes(pool_bytes, random);
-    const WeightType like = c.type == KvType::f32 ? WeightType::f32 : WeightType::bf16;
-    if (c.type != KvType::f16) before = stored_weights(like, 1, static_cast<int64_t>(pool_bytes / element), random);
+    const size_t pool_bytes = 3 * 69 * static_cast<size_t>(c.num_kv_heads) * kv_head_bytes(c.type, c.head_dim);
+    Bytes before = finite_bytes(pool_bytes, random);  // as f16, scales included
+    if (c.type == KvType::f32) before = stored_weights(WeightType::f32, 1, static_cast<int64_t>(pool_bytes / 4), random);
+    if (c.type == KvType::bf16) before = stored_weights(WeightType::bf16, 1, static_cast<int64_t>(pool_bytes / 2), random);
     const int64_t outputs = 27 * c.num_q_heads * c.head_dim;
     const uint64_t salt = random.bits() % 1000;
     Floats expected(outputs);
