@@ -38,3 +38,13 @@ def test_a_row_that_is_no_whole_number_of_blocks_is_refused() -> None:
 def test_an_unknown_type_is_refused_with_those_that_are_counted() -> None:
     with pytest.raises(UsageError, match="bf16, f16, f32, int4, int8, q8_0"):
         KV_TYPES["int2"]
+
+
+def test_smaller_types_are_those_in_which_this_cache_takes_fewer_bytes() -> None:
+    def smaller(dim: int, kv_type: str) -> list[str]:
+        return KVCacheSpec((LayerKV(1, dim, dim, None),), KV_TYPES[kv_type]).smaller_types(KV_TYPES)
+
+    assert smaller(64, "f16") == ["q8_0", "int8", "int4"]
+    assert smaller(64, "int4") == []
+    assert smaller(4, "f16") == []  # padded to 16 integers
+    assert smaller(20, "f32") == ["f16", "bf16", "int8", "int4"]  # no whole blocks of q8_0

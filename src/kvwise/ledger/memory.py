@@ -169,13 +169,12 @@ def levers(plan: MemoryPlan, spec: ModelSpec | None = None) -> tuple[Lever, ...]
     limits, block = plan.options.limits, plan.kv.block_tokens
     most_blocks = ceil_div(limits.max_context, block) - 1
     least_step = max(_SMALLEST_STEP_TOKENS, limits.max_logits_rows, limits.max_requests)
-    kv_bytes = {name: replace(plan.kv, kv_type=KV_TYPES[name]).bytes_per_token for name in plan.backend.kv_types}
-    kv_types = [name for name, nbytes in kv_bytes.items() if nbytes < plan.kv.bytes_per_token]
+    smaller_kv = plan.kv.smaller_types(plan.backend.kv_types)
     found = [
         Lever("context", range(most_blocks * block, 0, -block), lambda n: f"a context of {format_count(n)} tokens"),
         Lever("batch", range(limits.max_requests - 1, 0, -1), _requests),
         Lever("step_tokens", range(limits.max_tokens - 1, least_step - 1, -1), _step_tokens),
-        Lever("kv_dtype", kv_types, lambda name: f"K and V in {name}", by_degrees=False),
+        Lever("kv_dtype", smaller_kv, lambda name: f"K and V in {name}", by_degrees=False),
     ]
     if spec is not None:
         found.append(Lever("weights", _smaller_types(plan, spec), lambda name: f"weights in {name}", by_degrees=False))

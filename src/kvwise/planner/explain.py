@@ -60,10 +60,12 @@ def _weights(plan: Plan) -> Iterator[Formula]:
 
 def _kv(plan: Plan) -> Iterator[Formula]:
     kv = plan.kv
+    scale_bytes = kv.kv_type.scale_bytes
+    scales = f", and {scale_bytes} B of scale for K and for V of each head" if scale_bytes else ""
     yield Formula(
         "KV per token",
         "sum over layers: KV heads x (width of K + width of V) x bytes of an element",
-        f"({_layers(kv)}) x {kv.kv_type.bits_per_element / 8:g} B of {kv.kv_type.name}",
+        f"({_layers(kv)}) x {kv.kv_type.element.bits_per_element / 8:g} B of {kv.kv_type.name}{scales}",
         format_bytes(kv.bytes_per_token),
     )
     if kv.state_bytes_per_request:

@@ -30,7 +30,7 @@ from kvwise.planner.steady_state import Workload
 from kvwise.planner.tables import split_context
 from kvwise.program.ir import Program, Role
 from kvwise.spec.dtypes import TensorType
-from kvwise.spec.kv import KV_TYPES, KVCacheSpec
+from kvwise.spec.kv import KV_TYPES
 from kvwise.spec.model import ModelSpec
 from kvwise.units import ceil_div, format_count
 
@@ -115,7 +115,7 @@ class PlacedVariant:
                 lambda n: f"at most {format_count(n)} tokens in a step",
             ),
             Lever("block_tokens", smaller_blocks, lambda n: f"blocks of {n} token{'s' if n > 1 else ''}"),
-            Lever("kv_dtype", _smaller_kv(placed.kv), lambda name: f"K and V in {name}", by_degrees=False),
+            Lever("kv_dtype", placed.kv.smaller_types(KV_TYPES), lambda name: f"K and V in {name}", by_degrees=False),
             Lever("weights", self._smaller_weights(), lambda name: f"weights in {name}", by_degrees=False),
             Lever("devices", self._more_devices(), lambda p: f"on {p}", by_degrees=False, most=1),
             Lever("device", self._other_devices(), lambda p: f"on {p}", by_degrees=False, most=_DEVICES_NAMED),
@@ -235,7 +235,7 @@ class ShapeVariant:
 
     def levers(self) -> tuple[Lever, ...]:
         plan = self.plan
-        kv_types = _smaller_kv(plan.kv) if plan.kv.kv_type.name in KV_TYPES else []
+        kv_types = plan.kv.smaller_types(KV_TYPES) if plan.kv.kv_type.name in KV_TYPES else []
         smaller = [name for name in ("int8", "int4") if self._weights_in(name) < plan.weight_bytes]
         return (
             Lever("context", range(plan.context - 1, 0, -1), lambda n: f"a context of {format_count(n)} tokens"),
@@ -261,11 +261,6 @@ def _workload(context: int, output_tokens: int | None, batch: int, cache_tokens:
     """Of a context that is too short for its output the output is cut."""
     output = None if output_tokens is None else min(output_tokens, max(1, context - 1))
     return Workload(*split_context(context, output), batch, cache_tokens)
-
-
-def _smaller_kv(kv: KVCacheSpec) -> list[str]:
-    now = kv.kv_type.bits_per_element
-    return [name for name in KV_TYPES if KV_TYPES[name].bits_per_element < now]
 
 
 def _bytes_of(program: Program, types: Mapping[str, TensorType]) -> int:

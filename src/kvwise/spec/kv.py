@@ -7,10 +7,12 @@ index, which grow beside them; and states, which a request holds once, however l
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Final
 
-from kvwise.errors import UsageError
+from kvwise.errors import SpecError, UsageError
 from kvwise.registry import Table
 from kvwise.spec.dtypes import TENSOR_TYPES, TensorType
 from kvwise.spec.layers import (
@@ -143,6 +145,15 @@ class KVCacheSpec:
         kept = tuple(kv for layer in spec.layers if (kv := layer_kv(layer.mixer)) is not None)
         states = tuple(state for layer in spec.layers if (state := layer_state(layer.mixer)) is not None)
         return cls(kept, KV_TYPES[kv_type], block_tokens, states)
+
+    def smaller_types(self, names: Iterable[str]) -> list[str]:
+        """Those of `names` in which a token takes fewer bytes; none in which a row can't be stored."""
+        found = []
+        for name in names:
+            with suppress(SpecError):
+                if replace(self, kv_type=KV_TYPES[name]).bytes_per_token < self.bytes_per_token:
+                    found.append(name)
+        return found
 
     def layer_bytes_per_token(self, layer: int) -> int:
         return self.layers[layer].bytes_per_token(self.kv_type)

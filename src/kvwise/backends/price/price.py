@@ -90,7 +90,7 @@ def queries_per_position(op: AttentionOp, cost: OpCost, kv: KVCacheSpec) -> floa
     """Queries that each position of a KV head meets, in the mean of what is read: from FLOPs per KV byte."""
     kept = kv.layers[op.layer]
     width = kept.k_dim + kept.v_dim
-    return cost.flops / max(1, cost.kv_read_bytes) * kv.kv_type.row_bytes(width) / (2 * width)
+    return cost.flops / max(1, cost.kv_read_bytes) * kv.kv_type.token_bytes(1, kept.k_dim, kept.v_dim) / (2 * width)
 
 
 @dataclass(frozen=True)
