@@ -34,6 +34,16 @@ def test_what_this_process_did_not_use_is_used_by_others(monkeypatch: pytest.Mon
     assert others.share == (103 - 100 - (51 - 50)) / (4 * 10)
 
 
+def test_a_tick_of_the_kernel_is_never_more_than_the_whole_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy, clock = iter([100.0, 100.01]), iter([0.0, 0.0001])
+    monkeypatch.setattr(machine, "_busy_s", lambda: next(busy))
+    monkeypatch.setattr(time, "process_time", lambda: 0.0)
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    with watching_others() as others:
+        pass
+    assert others.share == 1.0
+
+
 def test_a_kernel_that_says_nothing_counts_as_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_busy_s", lambda: 0.0)
     with watching_others() as others:

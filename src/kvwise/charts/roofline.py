@@ -61,8 +61,8 @@ def _draw_roof(axes: Axes, roof: tuple[float, float], low: float, high: float) -
     ridge = flops_per_s / bytes_per_s
     axes.plot([low, ridge, high], [low * bytes_per_s, flops_per_s, flops_per_s], color=INK, linewidth=1.4, zorder=2)
     axes.plot([ridge, ridge], [flops_per_s / 1e6, flops_per_s], color=SOFT, linewidth=0.8, linestyle=":", zorder=1)
-    roof = f"the roof: {format_flops(flops_per_s)}, reading {_scaled(bytes_per_s)}B/s"
-    axes.text(0.02, 0.97, roof, transform=axes.transAxes, va="top", fontsize=8)
+    said = f"the roof: {format_flops(flops_per_s)}, reading {_scaled(bytes_per_s)}B/s"
+    axes.text(0.02, 0.97, said, transform=axes.transAxes, va="top", fontsize=8)
 
 
 def _draw_mark(axes: Axes, mark: Mark) -> None:

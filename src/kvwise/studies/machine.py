@@ -73,7 +73,8 @@ def watching_others() -> Iterator[Others]:
     yield seen
     spent = time.perf_counter() - start
     foreign = _busy_s() - busy - (time.process_time() - own)
-    seen.share = round(max(0.0, foreign) / (spent * (os.cpu_count() or 1)), 4) if spent else 0.0
+    share = foreign / (spent * (os.cpu_count() or 1)) if spent else 0.0
+    seen.share = round(min(max(share, 0.0), 1.0), 4)  # the kernel counts in ticks: in a short time one is more than all
 
 
 def _busy_s() -> float:
