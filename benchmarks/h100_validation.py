@@ -1,12 +1,13 @@
 """Predictions beside serving latencies that others measured on H100, by engine, model, precision and devices.
 
-    KVWISE_MEASURED=h100_serving.csv python benchmarks/h100_validation.py [--leave-one-out] [--json]
+    KVWISE_MEASURED=h100_serving.csv python benchmarks/h100_validation.py [--leave-one-out | --simulate] [--json]
 
 The points are the validation data of ai-dynamo/aiconfigurator (Apache-2.0), columns cut: mean TTFT and TPOT in
 milliseconds of a closed loop of `batch_size` requests of `isl` input and `osl` output tokens. They are not part of
 this project: the variable names the file. Constants are a table with sources (backends/price/efficiency.py). Some
 were set with these points in view: with --leave-one-out those are chosen anew without one model's points, a minute
-each, and its error is what they give for it.
+each, and its error is what they give for it. TTFT and TPOT are the steady state's; with --simulate those of the real
+scheduler on a virtual clock, a second for each point, for engines that compute prompts in steps with decodes.
 """
 
 from __future__ import annotations
@@ -30,18 +31,23 @@ from kvwise.backends.price.roofline import RooflinePricer
 from kvwise.hardware.devices import Placement, find_device
 from kvwise.models import build_program
 from kvwise.planner.pricing import roofline_pricer
+from kvwise.planner.simulation.clock import Bends, PricedSteps
+from kvwise.planner.simulation.load import closed_load, fixed_sizes
+from kvwise.planner.simulation.simulate import EngineSetup, simulate
 from kvwise.planner.sizes import stored_bytes, weight_type
 from kvwise.planner.steady_state import Workload, steady_state
 from kvwise.program.ir import Program, Role
 from kvwise.spec.dtypes import TENSOR_TYPES, TensorType
 from kvwise.spec.hf_config import spec_from_config
-from kvwise.spec.kv import KVCacheSpec
+from kvwise.spec.kv import BLOCK_TOKENS, KVCacheSpec
+from kvwise.spec.shape import StepLimits
 
 VARIABLE: Final = "KVWISE_MEASURED"
 # Engines fill this share of memory: vLLM's gpu_memory_utilization and TensorRT-LLM's free_gpu_memory_fraction by
 # default, SGLang's mem_fraction_static on devices of 80 GB; of it, this much is for activations, graphs and the driver.
 MEMORY_SHARE: Final = {"vllm": 0.9, "trtllm": 0.9, "sglang": 0.87}
 ENGINE_BYTES: Final = 3e9
+CYCLES: Final = 6  # responses that follow one another in a simulation
 
 # From the config.json that each model has on the hub.
 CONFIGS: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -214,6 +220,7 @@ def cache_tokens(engine: str, pricer: RooflinePricer) -> int:
 
 
 def check(points: Iterable[Point], tuning: Tuning = AS_SHIPPED) -> list[Checked]:
+    """By the formula of the steady state."""
     out = []
     for point in points:
         pricer = pricer_of(*point.group, tuning)
@@ -223,6 +230,24 @@ def check(points: Iterable[Point], tuning: Tuning = AS_SHIPPED) -> list[Checked]
         engine = pricer.engine
         steady = steady_state(pricer, work, step_tokens=engine.max_step_tokens, mixes_prefill=engine.mixes_prefill)
         out.append(Checked(point, steady.ttft_s, steady.tpot_s or 0.0))
+    return out
+
+
+def check_simulated(points: Iterable[Point]) -> list[Checked]:
+    """By the real scheduler on a virtual clock: CYCLES times as many requests as there are at once."""
+    out = []
+    for point in points:
+        pricer = pricer_of(*point.group)
+        if not pricer.engine.mixes_prefill:
+            continue
+        n = point.concurrency
+        limits = StepLimits(pricer.engine.max_step_tokens, n, n, point.prompt_tokens + point.output_tokens)
+        num_blocks = max(limits.max_context, cache_tokens(point.engine, pricer)) // BLOCK_TOKENS + 1
+        load = closed_load(fixed_sizes(point.prompt_tokens, point.output_tokens, CYCLES * n), n)
+        times = PricedSteps(pricer.seconds, Bends.of(pricer.stages[0].program))
+        served = simulate(load, EngineSetup(num_blocks, limits, BLOCK_TOKENS, prefix_cache=False), times).requests
+        ttft_s = statistics.fmean(one.first_token_s - one.arrival_s for one in served)
+        out.append(Checked(point, ttft_s, statistics.fmean(one.tpot_s or 0.0 for one in served)))
     return out
 
 
@@ -304,6 +329,7 @@ def left_out(points: Sequence[Point]) -> list[Summary]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--leave-one-out", action="store_true")
+    parser.add_argument("--simulate", action="store_true")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     path = measured_file()
@@ -311,7 +337,10 @@ def main() -> int:
         print(f"set {VARIABLE} to the file of measured points", file=sys.stderr)
         return 2
     points = read_points(path)
-    rows = left_out(points) if options.leave_one_out else summaries(check(points))
+    if options.leave_one_out:
+        rows = left_out(points)
+    else:
+        rows = summaries(check_simulated(points) if options.simulate else check(points))
     if options.json:
         print(json.dumps([asdict(row) for row in rows], indent=1))
         return 0

@@ -44,7 +44,8 @@ def probe_command(
     from kvwise.cli.output import people, print_json
     from kvwise.engine.model import Settings, usable_threads
     from kvwise.errors import UsageError
-    from kvwise.planner.probe import ALL, FEW, machine_profile_path, probe_machine
+    from kvwise.planner.probe import machine_profile_path, probe_machine
+    from kvwise.planner.probe_samples import ALL, FEW
 
     stored = BACKENDS[backend].kv_types
     if kv_dtype not in stored:
@@ -104,6 +105,7 @@ def probe_json(result: ProbeResult, took_s: float, path: str) -> dict[str, objec
         "profile": asdict(result.profile),
         "spreads": dict(result.spreads),
         "disturbed": list(result.disturbed),
+        "changes": dict(result.changes),
         "seconds": took_s,
         "path": path,
     }
@@ -124,14 +126,21 @@ def print_profile(result: ProbeResult, took_s: float, path: str, console: Consol
     )
     console.print(f"fixed: {fixed}")
     console.print(
-        f"measured in {took_s:.1f} s, rounds within {profile.spread:.0%} of their middle; kept in {path}", style="dim"
+        f"measured in {took_s:.1f} s, within {profile.spread:.0%} of the middle of rounds; kept in {path}", style="dim"
     )
+    if result.changes:
+        told = (f"{what} {_change(ratio)}" for what, ratio in result.changes.items())
+        console.print(f"since the profile before: {', '.join(told)}")
     if result.disturbed:
         console.print(
             f"disturbed: {', '.join(result.disturbed)} differed by more than {DISTURBED:.0%} between rounds; something "
             "else runs here, or clocks change: measure again when it is quiet",
             style="yellow",
         )
+
+
+def _change(ratio: float) -> str:
+    return f"{abs(ratio - 1):.0%} {'faster' if ratio >= 1 else 'slower'}"
 
 
 def _streams(profile: DeviceProfile, prefix: str, *, wanted: bool) -> Table:

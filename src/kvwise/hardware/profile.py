@@ -7,6 +7,7 @@ per machine, thread count and version of the arithmetic.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,7 +17,7 @@ from typing import Any, Final
 
 from kvwise.errors import NotMeasured
 
-PROFILE_VERSION: Final = 5
+PROFILE_VERSION: Final = 6
 
 _FIGURES: Final = ("op_seconds", "pass_seconds", "step_seconds", "request_seconds", "logit_seconds")
 _SMALLEST_FIGURE: Final = 1e-18  # of a second; every time per byte is far above it
@@ -98,6 +99,13 @@ class DeviceProfile:
         if kind not in self.streams:
             raise self._missing(kind)
         return self.streams[kind]
+
+    @property
+    def memory_seconds_per_byte(self) -> float:
+        """Of the fastest stream for one row, from memory. Raises NotMeasured without any stream."""
+        if not self.streams:
+            raise self._missing("reading from memory")
+        return min(stream.seconds_per_byte(1, math.inf) for stream in self.streams.values())
 
     def row_seconds(self, kind: str, activation_bytes: float) -> float:
         """Of one op on rows, beside op_seconds. Beyond the most bytes measured, as many times more."""

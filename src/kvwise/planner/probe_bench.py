@@ -6,6 +6,7 @@ machine does, not what it can do at its best. Where steps are slow, fewer repeti
 
 from __future__ import annotations
 
+import codecs
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 HIDDEN: Final = 1024
 INTERMEDIATE: Final = 4096
-MANY_ROWS: Final = 256
+MANY_ROWS: Final = 512
 CONTEXT: Final = 2048
 KV_HEADS: Final = 4
 REPETITIONS: Final = 3
@@ -64,6 +65,17 @@ def timing(run: Callable[[], object]) -> Timing:
         samples.append(_clocked(run))
     low, middle, high = statistics.quantiles(samples, n=4) if len(samples) > 1 else (samples[0],) * 3
     return Timing(middle, (high - low) / middle)
+
+
+def choose_token_timing(vocab: int) -> Timing:
+    """Of choosing the most probable of `vocab` tokens."""
+    import numpy as np
+
+    from kvwise.engine.sampler import sample
+
+    logits = np.zeros(vocab, np.float32)
+    greedy = SamplingParams()
+    return timing(lambda: sample(logits, greedy, 0, 0))
 
 
 def _clocked(run: Callable[[], object]) -> float:
@@ -122,28 +134,15 @@ def attention_program(layers: int, queries_per_kv: int, head_dim: int) -> Progra
     return _finished(b, q)
 
 
-def logits_program(pairs: int, width: int) -> Program:
-    """Ends in `width` logits, after matmuls that leave nothing in the caches: an engine's loop is slower then."""
-    b = ProgramBuilder()
-    x = b.embed("x", "embed.weight", _VOCAB, HIDDEN)
-    for i in range(pairs):
-        h = b.matmul(f"h{i}", x, f"layers.{i}.mlp.up.weight", INTERMEDIATE)
-        x = b.matmul(f"x{i}", h, f"layers.{i}.mlp.down.weight", HIDDEN)
-    last = b.gather_rows("last", x)
-    b.matmul("logits", last, "layers.head.weight", width)
-    return _finished(b, "logits")
-
-
 def _finished(b: ProgramBuilder, x: str) -> Program:
     """Ends in logits of chosen rows; without attention it gets the smallest one, because a pool must exist."""
-    output = x if x == "logits" else b.gather_rows("out", x)
-    program = b.build(output)
+    program = b.build(b.gather_rows("out", x))
     if program.kv_layers:
         return program
     tiny = AttentionSpec(num_q_heads=1, num_kv_heads=1, head_dim=16, scale=1.0, rope=None)
     t = b.embed("t", "tiny.weight", _VOCAB, tiny.q_width)
     b.attention("t_out", t, t, t, tiny)
-    return b.build(output)
+    return b.build("out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +192,19 @@ def _quantized(lowered: Program, activations: str) -> Program:
     return replace(lowered, ops=ops, slots=slots)
 
 
+class _Letters:
+    """A decoder that does for each token what text takes at least: bytes, then characters."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
+
+    def push(self, token_id: int) -> str:
+        return self._decoder.decode(bytes((97 + token_id % 26,)))
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
 class Bench:
     """A synthetic program, loaded; matrices of `weight_type`, everything else float32. A context manager."""
 
@@ -233,7 +245,14 @@ class Bench:
         """Seconds that the engine's loop adds to a decode step of `requests`: the median step."""
         width = self.program.slots[self.program.output].width
         limits = replace(self._options.limits, max_requests=requests, max_logits_rows=requests)
-        engine = Engine(ProgramExecutor(self._loaded), self.kv, self._options.num_blocks, limits, vocab=width)
+        engine = Engine(
+            ProgramExecutor(self._loaded),
+            self.kv,
+            self._options.num_blocks,
+            limits,
+            vocab=width,
+            make_decoder=lambda _: _Letters(),
+        )
         for i in range(requests):
             engine.add_request(Request(f"probe-{i}", (1, i % _VOCAB), SamplingParams(max_tokens=33, ignore_eos=True)))
         extra = []

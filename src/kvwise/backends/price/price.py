@@ -2,8 +2,8 @@
 
     matmul      weight bytes x seconds per byte for so many rows, + op_seconds
     experts     likewise, with the bytes that are expected to be read
-    attention   KV bytes x seconds per byte for so many queries per KV head, by request, + op_seconds; a latent's
-                projections and an index are counted with it
+    attention   KV bytes x seconds per byte for so many queries per KV head, by request, + storing new ones as an op on
+                rows + op_seconds; a latent's projections and an index are counted with it
     the rest    activation and state bytes x seconds per byte of such ops on rows, + op_seconds
     a step      the sum of these, pass_seconds for each run of matmuls, attention, or run of ops on many rows (all
                 threads are sent to work together), step_seconds, and request_seconds and logit_seconds
@@ -66,6 +66,8 @@ ROW_KINDS: Final[Mapping[type[Op], str]] = {
 }  # fmt: skip
 # From so many bytes on the native backend shares ops on rows out among the threads (kInlineBytes in model_run.cpp).
 SHARED_BYTES: Final = 48 * 1024
+_F32_BYTES: Final = 4
+_STORE: Final = 3  # bytes read and written for each byte of K and V that is stored: 32 bits become 16, in another order
 
 
 def matmul_kind(program: Program, op: MatMul | Experts, types: Mapping[str, TensorType]) -> str:
@@ -165,6 +167,10 @@ class Pricer:
                 seconds = self.profile.row_seconds(ROW_KINDS.get(type(op), GLU), moved)
                 memory_s += seconds
                 moving_s += seconds
+        if region.kind is KernelKind.ROWS:  # what another core has just written comes as if from memory
+            handed = _F32_BYTES * region.elements_read(shape.num_tokens, shape.num_logits_rows)
+            handed_s = handed * self.profile.memory_seconds_per_byte
+            memory_s, moving_s = memory_s + handed_s, moving_s + handed_s
         total = sum((cost for _, cost in costs), OpCost())
         shared = region.kind in _THREADED or total.activation_bytes > SHARED_BYTES * 2
         return self._part(region, total, memory_s, arithmetic_s, moving_s, shared=shared)
@@ -184,11 +190,13 @@ class Pricer:
         memory_s = arithmetic_s = moving_s = 0.0
         for group in by_tokens(shape):
             its = cost if group is shape else self._cost(region, group)
-            moved = its.kv_read_bytes + its.kv_write_bytes + its.weight_bytes
+            moved = its.kv_read_bytes + its.weight_bytes
             queries = queries_per_position(op, its, self.kv)
             memory_s += moved * figures.seconds_per_byte(1, working_set)
             arithmetic_s += moved * figures.seconds_per_byte(queries, 0)
             moving_s += moved * figures.seconds_per_byte(queries, working_set)
+        stored_s = self.profile.row_seconds(GLU, _STORE * cost.kv_write_bytes)
+        memory_s, moving_s = memory_s + stored_s, moving_s + stored_s
         return self._part(region, cost, memory_s, arithmetic_s, moving_s, shared=True)
 
     def _part(
