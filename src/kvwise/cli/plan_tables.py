@@ -34,6 +34,8 @@ def render_plan(plan: Plan, console: Console) -> None:
         console.print(_devices(plan.placed))
     console.print(_verdict(plan), style="bold" if plan.fits else "bold red")
     console.print(_waterfall(plan))
+    if plan.placed is not None and len(plan.placed.stages) > 1:
+        console.print(_stages(plan.placed))
     console.print(_kv_line(plan))
     if plan.latency is not None:
         console.print(latency_table(plan.latency))
@@ -42,10 +44,8 @@ def render_plan(plan: Plan, console: Console) -> None:
 
 
 def render_details(plan: Plan, console: Console) -> None:
-    """Where each row is from, stages, weights and K and V otherwise, and what bounds a step."""
+    """Where each row is from, weights and K and V otherwise, and what bounds a step."""
     console.print(_ledger(plan))
-    if plan.placed is not None and len(plan.placed.stages) > 1:
-        console.print(_stages(plan.placed))
     console.print(_weights(plan))
     console.print(_kv(plan))
     if plan.alternatives:

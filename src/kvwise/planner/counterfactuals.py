@@ -64,7 +64,7 @@ class Judgement:
         if self.does or self.forced:
             return
         if not self.plan.fits:
-            self.plan.check_fits()
+            self.plan.check_fits([found.change for found in self.changes])
         limits = {} if self.target is None else self.target.limits
         raise DoesNotFit(
             f"the plan misses its target: {', '.join(self.missed)}",

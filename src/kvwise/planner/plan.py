@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
 from kvwise.backends.price.roofline import RooflinePricer
 from kvwise.errors import DoesNotFit
 from kvwise.ledger.host import HostMemory
-from kvwise.ledger.levers import format_advice
+from kvwise.ledger.levers import Change, format_advice
 from kvwise.ledger.memory import MemoryPlan, check_fits
 from kvwise.ledger.rows import LedgerRow, largest_residual_bytes
 from kvwise.planner.latency import Latency
@@ -164,19 +165,24 @@ class Plan:
             return self.placed.fullest.reserve_bytes
         return largest_residual_bytes(self.total_bytes)
 
-    def check_fits(self) -> None:
-        """Raise DoesNotFit with the arithmetic and the single changes that would make it fit."""
+    def check_fits(self, changes: Iterable[Change] | None = None) -> None:
+        """Raise DoesNotFit with the arithmetic and the single changes that would make it fit.
+
+        changes: those, where they are known already; they are looked for otherwise.
+        """
         if self.fits:
             return
         if self.memory is not None:
             check_fits(self.memory, self.spec)
-        from kvwise.planner.counterfactuals import counterfactuals
+        if changes is None:
+            from kvwise.planner.counterfactuals import counterfactuals
 
+            changes = [found.change for found in counterfactuals(self)]
         problem, most = self._shortage()
         raise DoesNotFit(
             problem,
             expected=f"at most {format_bytes(most)}",
-            action=format_advice(found.change for found in counterfactuals(self)),
+            action=format_advice(changes),
         )
 
     def _shortage(self) -> tuple[str, int]:
