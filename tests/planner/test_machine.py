@@ -18,7 +18,7 @@ PRICER = pricer_of(LLAMA_8B)
 
 
 def machine(log: Path) -> Machine:
-    profile = DeviceProfile("m", 1, "s", spread=0.01)
+    profile = DeviceProfile("m", 1, "s", spread=0.01, thorough=True)
     return Machine(profile, log, read_correction(log, PREFILL), read_correction(log, DECODE))
 
 
@@ -55,6 +55,9 @@ def test_runs_that_say_little_are_not_noted(tmp_path: Path) -> None:
 def test_an_interval_is_as_wide_as_repetitions_or_runs_spread(tmp_path: Path) -> None:
     quiet, noisy = (measured_band(spread, NO_CORRECTION, NO_CORRECTION).tpot for spread in (0.0, 0.2))
     assert noisy[0] < quiet[0] < 1 < quiet[1] < noisy[1]
+    once = measured_band(0.0, NO_CORRECTION, NO_CORRECTION, thorough=False)
+    assert once.tpot[0] < quiet[0] < quiet[1] < once.tpot[1]
+    assert "in one round" in once.source
     log = tmp_path / "p.runs"
     for ratio in (0.6, 0.9, 1.0, 1.1, 1.5):
         append_run(log, DECODE, 1.0, ratio)

@@ -67,7 +67,7 @@ class Machine:
     @property
     def band(self) -> ErrorBand:
         """Of what was measured over what is predicted."""
-        return measured_band(self.profile.spread, self.prefill, self.decode)
+        return measured_band(self.profile.spread, self.prefill, self.decode, thorough=self.profile.thorough)
 
     def corrected(self, pricer: StepPricer) -> StepPricer:
         """`pricer` of this profile, corrected."""
