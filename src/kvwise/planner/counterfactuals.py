@@ -108,13 +108,21 @@ def does(variant: Variant, target: Target | None = None) -> bool:
 
 
 def _found(variant: Variant, target: Target | None) -> Iterator[Counterfactual]:
+    made: dict[tuple[str, str], Variant] = {}  # those that were tried are not planned twice
+
+    def changed(lever: str, value: Any) -> Variant:
+        key = (lever, str(value))
+        if key not in made:
+            made[key] = variant.changed(lever, value)
+        return made[key]
+
     def holds(lever: str, value: Any) -> bool:
         try:
-            return does(variant.changed(lever, value), target)
+            return does(changed(lever, value), target)
         except KvwiseError:  # the model can't be cut so, or stored so
             return False
 
     for change in changes_that(holds, variant.levers()):
-        changed = variant.changed(change.lever, change.value)
+        latency = changed(change.lever, change.value).latency
         quality = describe_quality(change.lever, change.value) if change.lever in ("weights", "kv_dtype") else ""
-        yield Counterfactual(change, changed.latency, quality)
+        yield Counterfactual(change, latency, quality)
