@@ -1,6 +1,6 @@
 """Predictions beside serving latencies that others measured on H100, by engine, model, precision and devices.
 
-    KVWISE_MEASURED=h100_serving.csv python benchmarks/h100_validation.py [--leave-one-out | --simulate] [--json]
+    KVWISE_MEASURED=h100_serving.csv python benchmarks/h100_validation.py [--leave-one-out | --simulate] [--every N]
 
 The points are the validation data of ai-dynamo/aiconfigurator (Apache-2.0), columns cut: mean TTFT and TPOT in
 milliseconds of a closed loop of `batch_size` requests of `isl` input and `osl` output tokens. They are not part of
@@ -39,7 +39,7 @@ from kvwise.planner.steady_state import Workload, steady_state
 from kvwise.program.ir import Program, Role
 from kvwise.spec.dtypes import TENSOR_TYPES, TensorType
 from kvwise.spec.hf_config import spec_from_config
-from kvwise.spec.kv import BLOCK_TOKENS, KVCacheSpec
+from kvwise.spec.kv import BLOCK_TOKENS, KVCacheSpec, KVType
 from kvwise.spec.shape import StepLimits
 
 VARIABLE: Final = "KVWISE_MEASURED"
@@ -200,7 +200,7 @@ def pricer_of(engine: str, model: str, precision: str, devices: int, tuning: Tun
     types = served_types(program, precision)
     kv = KVCacheSpec.of(spec, "bf16")
     if engine == "trtllm" and precision == "fp8":  # its FP8 checkpoints keep K and V in FP8, too
-        kv = replace(kv, kv_type=weight_type("fp8"))
+        kv = replace(kv, kv_type=KVType("fp8", weight_type("fp8")))
     placement = Placement(find_device("h100"), devices)
     return roofline_pricer(
         program, types, stored_bytes(program, types), kv, placement, tuning.engine(engine),
@@ -330,13 +330,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--leave-one-out", action="store_true")
     parser.add_argument("--simulate", action="store_true")
+    parser.add_argument("--every", type=int, default=1, help="only each Nth point")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     path = measured_file()
     if path is None:
         print(f"set {VARIABLE} to the file of measured points", file=sys.stderr)
         return 2
-    points = read_points(path)
+    points = read_points(path)[:: options.every]
     if options.leave_one_out:
         rows = left_out(points)
     else:
