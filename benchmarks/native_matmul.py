@@ -1,6 +1,8 @@
 """Each matmul kernel's distance to this machine's floor: GB/s for few rows, Gop/s for many.
 
-    python benchmarks/native_matmul.py [--threads 2] [--isa avx512] [--types q8_0,q4_1] [--json]
+    python benchmarks/native_matmul.py [--threads 2] [--isa avx512] [--types q8_0,q4_1,q4_k+f32] [--json]
+
+A type's name with +f32: its weights on float32 activations, as they are on their way to K and V.
 
 The floor is measured first, by our own loops: memory read at the matrix's own working set, and multiply-adds on
 registers alone. Medians; a shared machine disturbs single samples.
@@ -60,13 +62,13 @@ def measure_limits(isa: str, threads: int) -> Limits:
 
 
 def measure(kind: str, rows: int, isa: str, threads: int, limits: Limits, repeats: int) -> Row:
-    tensor_type = TENSOR_TYPES[kind]
+    tensor_type = TENSOR_TYPES[kind.removesuffix("+f32")]
     inputs = INPUTS if tensor_type.block_elements < 256 else 1024
     # Few rows stream weights from memory; many rows use one matrix again and again.
     outputs = OUTPUTS if rows > 64 else DECODE_BYTES // tensor_type.row_bytes(inputs) // 64 * 64
     rng = np.random.default_rng(0)
     raw = np.resize(rng.integers(0, 60, 2**20, np.uint8), outputs * tensor_type.row_bytes(inputs)).reshape(outputs, -1)
-    packed = _native.kernels.PackedMatrix(kind, outputs, inputs, raw, threads)
+    packed = _native.kernels.PackedMatrix(tensor_type.name, outputs, inputs, raw, threads)
     del raw
     quantized = kind in layout.Q8_WEIGHTS
     row_bytes = inputs * 5 // 4 if quantized else 4 * inputs
@@ -110,9 +112,9 @@ def main() -> None:
         return
     print(f"{args.isa}, {args.threads} threads: read {limits.read_gb_per_s:.1f} GB/s, "
           f"int8 {limits.int8_gop_per_s:.0f} Gop/s, float32 {limits.f32_gflop_per_s:.0f} GFLOP/s")  # fmt: skip
-    print(f"{'type':6} {'rows':>5} {'ms':>9} {'GB/s':>7} {'Gop/s':>7}  of the limit")
+    print(f"{'type':8} {'rows':>5} {'ms':>9} {'GB/s':>7} {'Gop/s':>7}  of the limit")
     for r in table:
-        print(f"{r.type:6} {r.rows:5} {r.seconds * 1e3:9.3f} {r.gb_per_s:7.1f} {r.gop_per_s:7.0f}  "
+        print(f"{r.type:8} {r.rows:5} {r.seconds * 1e3:9.3f} {r.gb_per_s:7.1f} {r.gop_per_s:7.0f}  "
               f"{r.percent:3.0f} % {r.bound}")  # fmt: skip
 
 

@@ -8,18 +8,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvwise.backends.native import _native
-from kvwise.checkpoint.quants import dequantize, quantize
+from kvwise.checkpoint.quants import dequantize, quantize, unpack
 from kvwise.program.ir import Q8_BLOCK
 from kvwise.spec.dtypes import TENSOR_TYPES, TensorType
 
 ISAS: list[str] = _native.isas()
 OWN_TYPES = ("i8", "i4_64", "i4_128")
-Q8_TYPES = ("q8_0", "q4_0", "q4_1", *OWN_TYPES)
+K_QUANTS = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
+Q8_TYPES = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", *K_QUANTS, *OWN_TYPES)
 FLOAT_TYPES = ("f32", "f16", "bf16")
-UNPACKED_TYPES = ("q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
-UNPACKED_Q8_TYPES = tuple(f"{kind}+f32" for kind in Q8_TYPES)  # the same weights on float32 activations
+UNPACKED_TYPES = tuple(f"{kind}+f32" for kind in Q8_TYPES)  # the same weights on float32 activations
 TWICE_TYPES = tuple(f"{kind}+q8x2" for kind in Q8_TYPES)  # the same on activations that are quantized twice
-ALL_TYPES = (*FLOAT_TYPES, *Q8_TYPES, *UNPACKED_TYPES, *UNPACKED_Q8_TYPES, *TWICE_TYPES)
+ALL_TYPES = (*FLOAT_TYPES, *Q8_TYPES, *UNPACKED_TYPES, *TWICE_TYPES)
 
 # Where each block type keeps its float16 scales and minima.
 _F16_AT = {
@@ -107,9 +107,13 @@ def product(
 
 def truth(kind: str, raw: NDArray[np.uint8], x: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     """The product in float64, and how far float32 arithmetic may be from it: one rounding per term and two per scale,
-    each relative to the sum of magnitudes."""
-    weight = dequantize(raw, stored_type(kind), np.float64)
-    magnitudes = np.abs(x) @ np.abs(weight).T
-    if stored_type(kind).name in ("q4_0", "q4_1", *OWN_TYPES):  # code · x and minimum · x are summed apart, and cancel
-        magnitudes = 3 * magnitudes + np.abs(x).sum(axis=1, keepdims=True) * np.abs(weight).max()
-    return x @ weight.T, (x.shape[1] + 4) * np.finfo(np.float32).eps * magnitudes
+    each relative to the sum of magnitudes. Codes and minima are summed apart, and may cancel."""
+    tensor_type = stored_type(kind)
+    weight = dequantize(raw, tensor_type, np.float64)
+    magnitude = np.abs(weight)
+    if not tensor_type.is_float:
+        parts = unpack(raw, tensor_type)
+        offsets = np.zeros_like(parts.scales) if parts.offsets is None else parts.offsets
+        scales, minima = (np.abs(np.repeat(p, parts.group_elements, axis=1)) for p in (parts.scales, offsets))
+        magnitude = np.abs(parts.codes) * scales.astype(np.float64) + minima
+    return x @ weight.T, (x.shape[1] + 4) * np.finfo(np.float32).eps * (np.abs(x) @ magnitude.T)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -37,12 +38,14 @@ class RandomTensor:
 
 
 class RandomWeights:
-    """A WeightSource of matrices in `kind`, of about the size that keeps activations near 1; vectors are float32."""
+    """A WeightSource of matrices in `kinds`, by turns, of about the size that keeps activations near 1; vectors are
+    float32."""
 
-    def __init__(self, program: Program, kind: str, seed: int = 0) -> None:
+    def __init__(self, program: Program, *kinds: str, seed: int = 0) -> None:
         rng = np.random.default_rng(seed)
+        turns = cycle(kinds)
         self.tensors: Mapping[str, RandomTensor] = {
-            w.name: _random_tensor(w.name, w.shape, "f32" if w.role is Role.VECTOR else kind, rng)
+            w.name: _random_tensor(w.name, w.shape, "f32" if w.role is Role.VECTOR else next(turns), rng)
             for w in program.weights.values()
         }
         self._file = UnnamedFile()

@@ -13,11 +13,16 @@ from kvwise.backends.native.backend import NATIVE
 from kvwise.backends.protocol import LoadedProgram
 from kvwise.checkpoint.opening import open_checkpoint
 from kvwise.models import build_program
+from kvwise.spec.hf_config import spec_from_config
 from kvwise.spec.kv import BLOCK_TOKENS
 from native.models import NUM_BLOCKS, Part, RandomWeights, load, logits_in_chunks, step
 from program.families import SPECS
 
-# Family, weight type, KV type: every op and every arithmetic once. 290 tokens pass a window, and the 256 positions
+# Rows of whole blocks of K-quants, and matrices of each kind by turns.
+WIDE = {"hidden_size": 256, "num_hidden_layers": 2, "intermediate_size": 512, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": 259, "max_position_embeddings": 512, "model_type": "llama"}  # fmt: skip
+
+# Family, weight types, KV type: every op and every arithmetic once. 290 tokens pass a window, and the 256 positions
 # after which attention begins a second span.
 MODELS = [
     ("llama", "q8_0", "f16"),
@@ -31,6 +36,7 @@ MODELS = [
     ("llama", "q8_0", "int8"),
     ("gemma3", "q4_0", "int4"),
     ("qwen3", "f16", "int4"),
+    ("wide", "q6_k q2_k q3_k q4_k q5_k q5_1", "f16"),
 ]
 LENGTH = 290
 
@@ -48,9 +54,9 @@ def blocks_for(length: int) -> int:
 class Case:
     """A model, one request, and its logits when computed alone in one piece by one thread."""
 
-    def __init__(self, name: str, kind: str, kv_type: str) -> None:
-        self.program = build_program(SPECS[name])
-        self.source = RandomWeights(self.program, kind)
+    def __init__(self, name: str, kinds: str, kv_type: str) -> None:
+        self.program = build_program(spec_from_config(WIDE) if name == "wide" else SPECS[name])
+        self.source = RandomWeights(self.program, *kinds.split())
         self.kv_type = kv_type
         self.token_ids = token_ids_of(1, LENGTH)
         self.table = list(range(blocks_for(LENGTH)))
@@ -174,7 +180,7 @@ def test_the_bundled_model_is_bit_exact_under_serving(bundled_model: Path, kv_ty
 
 def test_the_backend_says_which_types_it_multiplies_with_int8_activations() -> None:
     program = build_program(SPECS["llama"])
-    for kind, quantized in (("q8_0", True), ("f16", False), ("q5_0", False)):
+    for kind, quantized in (("q8_0", True), ("f16", False), ("q5_0", True)):
         types = {name: tensor.type for name, tensor in RandomWeights(program, kind).tensors.items()}
         names = {type(op).__name__ for op in NATIVE.lower(program, types).ops}
         assert ("Quantize" in names) is quantized

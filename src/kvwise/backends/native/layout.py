@@ -15,15 +15,33 @@ LANES: Final = 16  # output rows that are interleaved
 LINE: Final = 64  # every weight and every tile starts on a cache line
 OWN_TYPES: Final = frozenset({"i8", "i4_64", "i4_128"})  # their activations share a scale over OWN_GROUP elements
 OWN_GROUP: Final = 128
-Q8_WEIGHTS: Final = frozenset({"q8_0", "q4_0", "q4_1"}) | OWN_TYPES  # with integer kernels
-_PAIRED: Final = frozenset({"q8_0", "q4_0", "i4_64", "i4_128"})  # scales of two blocks share a line
+# Bytes of 16 rows of one stored block: f16 scales and minima, then everything else. A half line of scales shares one
+# with the next block's.
+_BLOCKS: Final = {
+    "q8_0": (32, 512),
+    "q4_0": (32, 256),
+    "q4_1": (64, 256),
+    "q5_0": (32, 320),
+    "q5_1": (64, 320),
+    "q2_k": (64, 256 + 1024),
+    "q3_k": (32, 256 + 1536),
+    "q4_k": (64, 256 + 2048),
+    "q5_k": (64, 256 + 2560),
+    "q6_k": (32, 256 + 3072),
+    "i8": (0, 512),
+    "i4_64": (32, 512),
+    "i4_128": (32, 1024),
+}
+Q8_WEIGHTS: Final = frozenset(_BLOCKS)  # with integer kernels
 
 
 def tile_bytes(kind: TensorType, inputs: int) -> int:
-    """16 output rows over `inputs`: their stored bytes, and at most a cache line."""
+    """16 output rows over `inputs`."""
+    if kind.is_float:
+        return align_up(LANES * kind.row_bytes(inputs), LINE)
+    scales, rest = _BLOCKS[kind.name]
     blocks = inputs // kind.block_elements
-    unused = 2 * LANES if kind.name in _PAIRED and blocks % 2 else 0
-    return align_up(LANES * kind.row_bytes(inputs) + unused, LINE)
+    return align_up(LANES * kind.row_header_bytes + scales * blocks, LINE) + rest * blocks
 
 
 def weight_bytes(weight: Weight, kind: TensorType) -> int:

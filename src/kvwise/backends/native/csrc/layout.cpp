@@ -157,7 +157,7 @@ void repack_tile(WeightType type, int64_t inputs, const TileRows& rows, uint8_t*
     case WeightType::i4_128: return interleave_paired<16>(rows, blocks, 0, out);
     case WeightType::i8: return interleave_i8(rows, inputs, out);
     case WeightType::q4_1: return interleave_q4_1(rows, blocks, out);
-    default: return interleave_elements<uint8_t>(rows, stored_row_bytes(type, inputs), out);
+    default: return repack_planes(type, rows, blocks, out);
   }
 }
 

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "matmul_float.h"
+#include "matmul_k_quants.h"
 #include "matmul_quantized.h"
 #include "matmul_unpacked.h"
 
@@ -87,7 +88,14 @@ static void matmul_quantized(const MatmulArgs& a, int64_t tile, int64_t tile_end
     case WeightType::i8: return tiled_matmul<Quantized<I8>>(a, tile, tile_end, row, row_end);
     case WeightType::i4_64: return tiled_matmul<Quantized<I4<64>>>(a, tile, tile_end, row, row_end);
     case WeightType::i4_128: return tiled_matmul<Quantized<I4<128>>>(a, tile, tile_end, row, row_end);
-    default: return;  // refused when the program was built
+    case WeightType::q5_0: return k_quant_matmul<Q5_0>(a, tile, tile_end, row, row_end);
+    case WeightType::q5_1: return k_quant_matmul<Q5_1>(a, tile, tile_end, row, row_end);
+    case WeightType::q2_k: return k_quant_matmul<Q2_K>(a, tile, tile_end, row, row_end);
+    case WeightType::q3_k: return k_quant_matmul<Q3_K>(a, tile, tile_end, row, row_end);
+    case WeightType::q4_k: return k_quant_matmul<Q4_K>(a, tile, tile_end, row, row_end);
+    case WeightType::q5_k: return k_quant_matmul<Q5_K>(a, tile, tile_end, row, row_end);
+    case WeightType::q6_k: return k_quant_matmul<Q6_K>(a, tile, tile_end, row, row_end);
+    default: return;  // float weights: refused when the program was built
   }
 }
 

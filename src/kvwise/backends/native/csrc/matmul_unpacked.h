@@ -2,58 +2,10 @@
 // rows of activations.
 #pragma once
 
-#include "matmul_quantized.h"
+#include "matmul_tile.h"
 #include "unpack.inl"
 
 namespace kvw::KVW_ISA {
-
-// Block b of a tile, wherever the layout puts it.
-template <WeightType type>
-struct TileBlock {
-  static constexpr int kElements = Unpack<type>::kElements;
-  static void unpack(const uint8_t* tile, int64_t b, Floats out) {
-    Unpack<type>::run(reinterpret_cast<Bytes>(tile + b * Unpack<type>::kBytes * kLanes), out);
-  }
-};
-template <>
-struct TileBlock<WeightType::q8_0> {
-  static constexpr int kElements = 32;
-  static void unpack(const uint8_t* tile, int64_t b, Floats out) {
-    unpack_bytes(Q8_0::bytes(tile, b), load_f16(reinterpret_cast<const uint16_t*>(Q8_0::scales(tile, b))), out);
-  }
-};
-template <>
-struct TileBlock<WeightType::q4_0> {
-  static constexpr int kElements = 32;
-  static void unpack(const uint8_t* tile, int64_t b, Floats out) {
-    unpack_nibbles(Q4_0::bytes(tile, b), load_f16(reinterpret_cast<const uint16_t*>(Q4_0::scales(tile, b))), out);
-  }
-};
-template <>
-struct TileBlock<WeightType::q4_1> {
-  static constexpr int kElements = 32;
-  static void unpack(const uint8_t* tile, int64_t b, Floats out) { unpack_q4_1(Q4_1::scales(tile, b), out); }
-};
-
-template <>
-struct TileBlock<WeightType::i8> {
-  static constexpr int kElements = 32;
-  static void unpack(const uint8_t* tile, int64_t b, Floats out) {
-    unpack_bytes(I8::bytes(tile, b), load(reinterpret_cast<const float*>(tile)), out);
-  }
-};
-template <int group>
-struct I4Block {
-  static constexpr int kElements = 32;
-  static void unpack(const uint8_t* tile, int64_t b, Floats out) {
-    using Format = I4<group>;
-    unpack_nibbles(Format::bytes(tile, b), load_f16(reinterpret_cast<const uint16_t*>(Format::scales(tile, b))), out);
-  }
-};
-template <>
-struct TileBlock<WeightType::i4_64> : I4Block<64> {};
-template <>
-struct TileBlock<WeightType::i4_128> : I4Block<128> {};
 
 // acc += weight · x over one block: input k goes to sum k mod 4, which are added pairwise at the block's end. Four
 // chains hide the latency of the multiply-add even for one row.

@@ -34,6 +34,8 @@
 
 #define KVW_MEMBER inline __attribute__((always_inline))
 #define KVW_INLINE static KVW_MEMBER
+// After the parameters of a lambda. Left out of line, what it captures went wrong in GCC 12 at -O3 (-fipa-cp).
+#define KVW_INLINE_LAMBDA __attribute__((always_inline))
 
 #if defined(KVW_ISA_SCALAR)
 #define KVW_ISA scalar
