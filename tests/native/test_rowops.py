@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from kvwise.backends.native import _native
-from native.matrices import q8_rows
 from kvwise.program.ir import Q8_BLOCK, SlotType
+from native.matrices import q8_rows
 
 ISAS: list[str] = _native.isas()
 K = _native.kernels

@@ -73,7 +73,7 @@ def unpack(raw: Bytes, tensor_type: TensorType) -> Unpacked:
 
 
 def quantize(values: NDArray[Any], tensor_type: TensorType) -> Bytes:
-    """Numbers [rows, n] as raw bytes [rows, row_bytes], rounded as ggml's reference quantizers do; our own types likewise.
+    """Numbers [rows, n] as raw bytes [rows, row_bytes], rounded as ggml's reference quantizers do; ours likewise.
 
     Writes f32, f16, bf16, q8_0, q4_0, q4_1, i8, i4_64 and i4_128; raises SpecError for other types and for rows of
     partial blocks.

@@ -88,7 +88,7 @@ def published_types(program: Program, plain: TensorType, stored: Mapping[str, st
     for weight in program.weights.values():
         in_layer = weight.name.startswith("layers.") and ".router." not in weight.name
         kind = {Role.EXPERTS: "experts", Role.MATRIX: "matrices"}.get(weight.role)
-        if kind in stored and in_layer and weight.name.endswith(".weight"):
+        if kind is not None and kind in stored and in_layer and weight.name.endswith(".weight"):
             types[weight.name] = _fitting_type(weight_type(stored[kind]), weight.shape[-1])
     return types
 
