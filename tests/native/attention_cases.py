@@ -92,8 +92,9 @@ def truth(shape: Shape, tokens: Tokens) -> tuple[F64, float]:
 
     The bound, in units of float32's roundoff: n rounded additions of terms x_i are off by about √n · √(Σ x_i²). So
     are the head_dim products of a score, which becomes a relative error of its weight, and the weighted sums over a
-    span's tokens and over spans. Twice that, and 16 for the single roundings. Products and sums of integers are those
-    of rotated heads; undoing it adds errors as it adds values.
+    span's tokens and over spans. Twice that, and 16 for the single roundings. Integers are those of rotated heads;
+    undoing it adds errors as it adds values. Their sums are exact, but q and the weights are rounded to 16 bits before,
+    by half of 1/32767 of the largest.
     """
     n, d = len(tokens), shape.head_dim
     q = tokens.q.astype(np.float64).reshape(n, shape.num_q_heads, d)
@@ -111,8 +112,10 @@ def truth(shape: Shape, tokens: Tokens) -> tuple[F64, float]:
         q, k, v = (rotate(x) / np.sqrt(d & -d) for x in (q, k, v))
     products = shape.scale * np.sqrt(np.einsum("ihd,jhd->hij", q**2, k**2).max())
     terms = min(n, SPAN_TOKENS) + n // SPAN_TOKENS
-    bound = ROUNDOFF * abs(v).max() * (2 * np.sqrt(d) * products + 2 * np.sqrt(terms) + 16)
-    return out, float(bound)
+    error = ROUNDOFF * (2 * np.sqrt(d) * products + 2 * np.sqrt(terms) + 16)
+    if shape.has_scales:
+        error += (shape.scale * abs(q).max() * np.sqrt((k**2).sum(-1).max()) + np.sqrt(terms)) / 32767
+    return out, float(abs(v).max() * error)
 
 
 class Cache:

@@ -70,7 +70,7 @@ def test_any_number_of_query_heads_shares_a_kv_head(isa: str, ratio: int) -> Non
 
 @isas
 @kv_types
-@pytest.mark.parametrize("head_dim", [1, 8, 16, 17, 36, 64, 80, 96, 100, 112, 128, 160, 256])
+@pytest.mark.parametrize("head_dim", [1, 8, 16, 17, 36, 64, 80, 96, 100, 112, 128, 160, 256, 512])
 def test_any_head_dim(isa: str, kv_type: str, head_dim: int) -> None:
     shape = Shape(head_dim=head_dim, kv_type=kv_type)
     tokens = random_tokens(shape, 20)
@@ -99,21 +99,33 @@ def test_scores_far_apart_leave_one_token_exactly(isa: str) -> None:
 def heads_in_pool(cache: Cache, blocks: list[int], n: int) -> NDArray[np.uint8]:
     """[n, 2, num_kv_heads, bytes of a head] of a request's first n tokens, in the reference's order."""
     shape = cache.shape
-    size, scale = shape.head_bytes, 2 if shape.has_scales else 0
-    unit = {"f32": 4, "f16": 2, "bf16": 2}.get(shape.kv_type, 1)  # bytes that stay together
+    size = shape.head_bytes - (2 if shape.has_scales else 0)
     pool = cache.blocks[blocks].reshape(len(blocks), shape.num_kv_heads, -1)
-    half = 16 * (size - scale)
-    k = pool[..., :half].reshape(*pool.shape[:2], -1, 16, unit).swapaxes(2, 3)
-    v = pool[..., half : 2 * half].reshape(*pool.shape[:2], 16, -1)
-    if shape.kv_type == "int4":  # a vector's first 8 elements low, its last 8 high
-        nibbles = np.stack([v.reshape(*v.shape[:-1], -1, 8) & 15, v.reshape(*v.shape[:-1], -1, 8) >> 4], axis=-2)
-        pairs = nibbles.reshape(*v.shape[:-1], -1, 2)
-        v = pairs[..., 0] | pairs[..., 1] << 4
-    both = np.stack([k.reshape(v.shape), v], axis=1)
-    if scale:
-        scales = pool[..., 2 * half :].reshape(*pool.shape[:2], 2, 16, 2).swapaxes(1, 2)
+    k, v = pool[..., : 16 * size], pool[..., 16 * size : 32 * size]
+    lead = pool.shape[:2]
+    if shape.kv_type == "int8":  # [d / 2][token][2] and [token / 2][d][2]
+        k = k.reshape(*lead, -1, 16, 2).swapaxes(2, 3)
+        v = v.reshape(*lead, 8, -1, 2).swapaxes(3, 4)
+    elif shape.kv_type == "int4":
+        k = nibbles(k.reshape(*lead, -1, 16, 2)).transpose(0, 1, 3, 2, 5, 4)  # [d / 4][token][2], low d and d + 2
+        v = nibbles(v.reshape(*lead, 8, -1, 8, 2)).transpose(
+            0, 1, 2, 5, 3, 6, 4
+        )  # [token / 2][d / 16][8][2], low d and d + 8
+        k, v = (np.ascontiguousarray(x).reshape(*lead, 16, -1, 2) for x in (k, v))
+        k, v = (x[..., 0] | x[..., 1] << 4 for x in (k, v))
+    else:
+        unit = {"f32": 4}.get(shape.kv_type, 2)
+        k = k.reshape(*lead, -1, 16, unit).swapaxes(2, 3)
+    both = np.stack([x.reshape(*lead, 16, size) for x in (k, v)], axis=1)
+    if shape.has_scales:
+        scales = pool[..., 32 * size :].reshape(*lead, 2, 16, 2).swapaxes(1, 2)
         both = np.concatenate([both, scales], axis=-1)
-    return both.transpose(0, 3, 1, 2, 4).reshape(-1, 2, shape.num_kv_heads, size)[:n]
+    return both.transpose(0, 3, 1, 2, 4).reshape(-1, 2, shape.num_kv_heads, shape.head_bytes)[:n]
+
+
+def nibbles(x: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """[..., 2]: low, high."""
+    return np.stack([x & 15, x >> 4], axis=-1)
 
 
 def tokens_of_all_sizes(shape: Shape, n: int) -> Tokens:

@@ -7,8 +7,9 @@
 // Scores are in base 2: scale · log2(e) · q·k, or cap · log2(e) · tanh(scale · q·k / cap). Which other rows, requests,
 // tiles or threads are at work changes no bit: each result depends on q and on the stored K and V it sees alone.
 //
-// K and V in integers are those of rotated heads: so is q, and the output is rotated back; a token's scales multiply
-// its scores and its weights.
+// K and V in integers are those of rotated heads: so is q, and the output is rotated back. q, and the weights of V of
+// a span and row, become 16-bit integers, so that both sums are exact; a token's scales multiply its scores, and its
+// weights before they are rounded.
 //
 // The query heads of one KV head, and several positions in prefill, go through a tile together, so that K and V are
 // read, and widened to float32, once for all of them.
@@ -19,22 +20,22 @@ namespace kvw::KVW_ISA {
 
 // ---- Writing K and V of this step.
 
-template <class T>
+template <class Kv>
 static void kv_store_as(const AttentionArgs& a, int64_t token_begin, int64_t token_end) {
   for (int64_t t = token_begin; t < token_end; ++t) {
     const int slot = a.slot_mapping[t];
     for (int h = 0; h < a.num_kv_heads; ++h) {
       const int64_t row = (t * a.num_kv_heads + h) * a.head_dim;
-      write_head<T>(a, slot / 16, h, slot % 16, a.k + row, a.v + row);
+      write_head(Kv{}, a, key_block(a, slot / 16, h), slot % 16, a.k + row, a.v + row);
     }
   }
 }
 
 static void kv_store(const AttentionArgs& a, int64_t token_begin, int64_t token_end) {
   switch (a.kv_type) {
-    case KvType::f32: return kv_store_as<float>(a, token_begin, token_end);
-    case KvType::f16: return kv_store_as<F16>(a, token_begin, token_end);
-    case KvType::bf16: return kv_store_as<BF16>(a, token_begin, token_end);
+    case KvType::f32: return kv_store_as<KvF32>(a, token_begin, token_end);
+    case KvType::f16: return kv_store_as<KvF16>(a, token_begin, token_end);
+    case KvType::bf16: return kv_store_as<KvBf16>(a, token_begin, token_end);
     case KvType::int8: return kv_store_as<KvInt8>(a, token_begin, token_end);
     case KvType::int4: return kv_store_as<KvInt4>(a, token_begin, token_end);
   }
@@ -58,16 +59,16 @@ static void combine(float* total_maximum, float* total_sum, float* total_out, fl
 }
 
 // total_out may be rotated back in place.
-template <class T>
+template <class Kv>
 static void write_row(float* to, float* total_out, float total_sum, int dim) {
-  if (kScaled<T>) rotate(total_out, dim);
-  const F32x16 inverse = set1(1.0f / total_sum / static_cast<float>(kScaled<T> ? rotation_run(dim) : 1));
+  if (kIntegers<Kv>) rotate(total_out, dim);
+  const F32x16 inverse = set1(1.0f / total_sum / static_cast<float>(kIntegers<Kv> ? rotation_run(dim) : 1));
   for (int i = 0; i < dim; i += 16)
     store_n(to + i, mul(load(total_out + i), inverse), dim - i < 16 ? dim - i : 16);
 }
 
-template <class T>
-static void attend_whole(QueryTile<T>& tile) {
+template <class Kv>
+static void attend_whole(QueryTile<Kv>& tile) {
   const int rows = tile.positions * tile.group;
   for (int r = 0; r < rows; ++r) {
     tile.total_maximum[r] = kMinusInfinity;
@@ -83,13 +84,13 @@ static void attend_whole(QueryTile<T>& tile) {
   for (int r = 0; r < rows; ++r) {
     const int64_t from_q = tile.query(r / tile.group) - tile.a.q + r % tile.group * tile.dim;  // out is laid out as q
     float* const total_out = tile.total_out + static_cast<int64_t>(r) * tile.padded;
-    write_row<T>(tile.a.out + from_q, total_out, tile.total_sum[r], tile.dim);
+    write_row<Kv>(tile.a.out + from_q, total_out, tile.total_sum[r], tile.dim);
   }
 }
 
 // Some spans of a split decode; whoever finishes the last of the (request, KV head) combines them all, in order.
-template <class T>
-static void attend_spans(QueryTile<T>& tile) {
+template <class Kv>
+static void attend_spans(QueryTile<Kv>& tile) {
   const AttentionArgs& a = tile.a;
   const AttentionItem& item = tile.item;
   float* const partials = reinterpret_cast<float*>(a.shared + 4 * kSplitCounters);
@@ -117,13 +118,13 @@ static void attend_spans(QueryTile<T>& tile) {
       const float* from = partial(span, g);
       combine(&maximum, &sum, tile.total_out, from[0], from[1], from + kPartialHeader, tile.padded);
     }
-    write_row<T>(a.out + (tile.query(0) - a.q) + g * tile.dim, tile.total_out, sum, tile.dim);
+    write_row<Kv>(a.out + (tile.query(0) - a.q) + g * tile.dim, tile.total_out, sum, tile.dim);
   }
 }
 
-template <class T>
+template <class Kv>
 static void attention_as(const AttentionArgs& a, int64_t index, uint8_t* scratch) {
-  QueryTile<T> tile(a, attention_item(a, index), scratch);
+  QueryTile<Kv> tile(a, attention_item(a, index), scratch);
   tile.copy_queries();
   if (tile.item.span_end > tile.item.span_begin) {
     attend_spans(tile);
@@ -134,9 +135,9 @@ static void attention_as(const AttentionArgs& a, int64_t index, uint8_t* scratch
 
 static void attention(const AttentionArgs& a, int64_t item, uint8_t* scratch) {
   switch (a.kv_type) {
-    case KvType::f32: return attention_as<float>(a, item, scratch);
-    case KvType::f16: return attention_as<F16>(a, item, scratch);
-    case KvType::bf16: return attention_as<BF16>(a, item, scratch);
+    case KvType::f32: return attention_as<KvF32>(a, item, scratch);
+    case KvType::f16: return attention_as<KvF16>(a, item, scratch);
+    case KvType::bf16: return attention_as<KvBf16>(a, item, scratch);
     case KvType::int8: return attention_as<KvInt8>(a, item, scratch);
     case KvType::int4: return attention_as<KvInt4>(a, item, scratch);
   }

@@ -11,8 +11,8 @@ namespace kvw::KVW_ISA {
 constexpr int kSpanTokens = 256;  // softmax is taken span by span, anchored at position 0; long enough to hide the
                                   // combination, short enough that its scores stay in cache and threads get several
 constexpr int kSpanBlocks = kSpanTokens / 16;
-constexpr int kQueryStride = kMaxHeadDim + 16;   // floats between query rows; not a power of two, so that rows do
-constexpr int kScoreStride = kSpanTokens + 16;   // not meet in the same cache sets
+constexpr int kScoreStride = kSpanTokens + 16;  // floats between rows of scores; not a power of two, so that rows do
+                                                // not meet in the same cache sets
 
 // Accumulators that fit the register file beside one column of operands; the rows of a tile among many, and the most
 // rows that are kept in one tile when there are no others.
@@ -23,11 +23,10 @@ constexpr int kAccumulators = 1, kEvenRows = 1, kMaxRows = 1;
 #else
 constexpr int kAccumulators = 6, kEvenRows = 6, kMaxRows = 6;
 #endif
-constexpr int kMaxColumns = 4;
 
-// The widest column group for `rows` rows.
+// The widest column group for `rows` rows: 1, 2, 3 or 4 columns.
 constexpr int columns_for(int rows) {
-  return kAccumulators / rows < kMaxColumns ? (kAccumulators / rows < 1 ? 1 : kAccumulators / rows) : kMaxColumns;
+  return kAccumulators / rows >= 4 ? 4 : kAccumulators / rows >= 1 ? kAccumulators / rows : 1;
 }
 
 // Which of a span's tokens a row sees: [begin, end) counted from the span's start.
@@ -38,105 +37,124 @@ struct Visible {
 // Asks for what will be read next, line by line as the current lines are used: blocks of the pool lie anywhere, so
 // the hardware can't guess them. ahead[b] is as large as what is read of block b.
 template <bool ahead_known>
-KVW_INLINE void fetch_ahead(const void* p, int64_t nbytes) {
+KVW_INLINE void fetch_ahead(const uint8_t* p, int64_t nbytes) {
   if constexpr (ahead_known)
-    for (int64_t i = 0; i < nbytes; i += 64) __builtin_prefetch(static_cast<const char*>(p) + i, 0, 2);
-}
-template <class T>
-constexpr int vector_bytes() {  // of 16 elements
-  return 16 * static_cast<int>(sizeof(T)) / kPacked<T>;
+    for (int64_t i = 0; i < nbytes; i += 64) __builtin_prefetch(p + i, 0, 2);
 }
 
-// out[r][16 c + lane] = scale · Σ_d q[r][d] · k[c][d][lane] for R rows and C blocks.
-template <int R, int C, bool ahead_known, class T>
-static __attribute__((noinline)) void score_tile(const float* q, const T* const* k, const T* const* ahead,
-                                                 int head_dim, float scale, float* out) {
-  F32x16 acc[R][C];
+// out[r][16 c + lane] = scales[r] · Σ_u q[r][u] · k[c][u][lane] for R rows and C blocks, of integers times the token's
+// scale, key_scales[c][lane]. q's rows are `stride` apart.
+template <int R, int C, bool ahead_known, class Kv>
+static __attribute__((noinline)) void score_tile(const float* q, int64_t stride, const uint8_t* const* k,
+                                                 const uint8_t* const* ahead, int units, const float* scales,
+                                                 const F16* const* key_scales, float* out) {
+  using Vec = typename Kv::Vec;
+  constexpr int kDepth = Kv::kKeyVectors;
+  Vec acc[R][C];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-    for (int c = 0; c < C; ++c) acc[r][c] = zero();
-  const T* block[C];
+    for (int c = 0; c < C; ++c) acc[r][c] = Kv::nothing();
+  const uint8_t* block[C];
+  const float* query[R];
 #pragma GCC unroll 4
   for (int c = 0; c < C; ++c) block[c] = k[c];
-  constexpr int kDepth = kKeyRows<T>;
-  for (int d = 0; d < head_dim; d += kDepth) {
-    if (d * vector_bytes<T>() % 64 == 0) {
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) query[r] = q + r * stride;
+  for (int64_t u = 0; u < units; u += kDepth) {
+    if (ahead_known && u * Kv::kBytes % 64 == 0) {
 #pragma GCC unroll 4
-      for (int c = 0; ahead_known && c < C; ++c) fetch_ahead<ahead_known>(ahead[c] + 16 * d / kPacked<T>, 64);
+      for (int c = 0; c < C; ++c) fetch_ahead<ahead_known>(ahead[c] + u * Kv::kBytes, 64);
     }
-    F32x16 key[C][kDepth];
+    Vec key[C][kDepth];
 #pragma GCC unroll 4
-    for (int c = 0; c < C; ++c) load_keys(block[c], d, key[c]);
+    for (int c = 0; c < C; ++c) load_keys<Kv>(block[c] + u * Kv::kBytes, key[c]);
 #pragma GCC unroll 2
     for (int e = 0; e < kDepth; ++e) {
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
-        const F32x16 query = set1(q[r * kQueryStride + d + e]);
+        const Vec unit = Kv::broadcast(query[r] + u + e);
 #pragma GCC unroll 4
-        for (int c = 0; c < C; ++c) acc[r][c] = fma(query, key[c][e], acc[r][c]);
+        for (int c = 0; c < C; ++c) Kv::add_product(acc[r][c], unit, key[c][e]);
       }
     }
   }
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-    for (int c = 0; c < C; ++c) store(out + r * kScoreStride + 16 * c, mul(acc[r][c], set1(scale)));
+  for (int c = 0; c < C; ++c) {
+    [[maybe_unused]] F32x16 key_scale;
+    if constexpr (kIntegers<Kv>) key_scale = load(key_scales[c]);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      F32x16 score = mul(Kv::as_float(acc[r][c]), set1(scales[r]));
+      if constexpr (kIntegers<Kv>) score = mul(score, key_scale);
+      store(out + r * kScoreStride + 16 * c, score);
+    }
+  }
 }
 
 // Tokens [begin, end), each for the rows that see it.
-template <int R, int C, class T>
-KVW_INLINE void add_ragged(F32x16 (&acc)[R][C], const float* p, const T* const* v, int64_t v_stride, int begin, int end,
-                           const Visible* visible) {
+template <int R, int C, class Kv>
+KVW_INLINE void add_ragged(F32x16 (&acc)[R][C], const float* p, const uint8_t* const* v, int64_t v_stride, int begin,
+                           int end, const Visible* visible) {
   for (int t = begin; t < end; ++t) {
-    const T* row = v[t / 16] + t % 16 * v_stride / kPacked<T>;
+    const uint8_t* row = v[t / 16] + t % 16 * v_stride;
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       if (t < visible[r].begin || t >= visible[r].end) continue;
       const F32x16 weight = set1(p[r * kScoreStride + t]);
 #pragma GCC unroll 4
-      for (int c = 0; c < C; ++c) acc[r][c] = fma(weight, load(row + 16 * c / kPacked<T>), acc[r][c]);
+      for (int c = 0; c < C; ++c) acc[r][c] = fma(weight, Kv::load_vector(row + c * Kv::kBytes), acc[r][c]);
     }
   }
 }
 
 // acc[r][16 c + lane] += Σ_t p[r][t] · v[t][16 c + lane] for R rows and C vectors, over the tokens of [begin, end)
-// that the row sees. Tokens of [common_begin, common_end) are seen by every row. v[b] is block b, 16 rows of
-// v_stride elements. A token that a row does not see never touches it: what is stored there may be anything.
-template <int R, int C, bool ahead_known, class T>
-static __attribute__((noinline)) void value_tile(const float* p, const T* const* v, const T* const* ahead,
+// that the row sees. v[b] is block b, whose units are v_stride bytes apart; p is in units.
+//
+// Floats: tokens of [common_begin, common_end) are seen by every row. A token that a row does not see never touches
+// it: what is stored there may be anything. Integers: begin and end are whole blocks, and what a row does not see has
+// weight 0.
+template <int R, int C, bool ahead_known, class Kv>
+static __attribute__((noinline)) void value_tile(const float* p, const uint8_t* const* v, const uint8_t* const* ahead,
                                                  int64_t v_stride, int begin, int common_begin, int common_end,
                                                  int end, const Visible* visible, float* acc_rows, int64_t acc_stride) {
-  F32x16 acc[R][C];
+  using Vec = typename Kv::Vec;
+  constexpr int kTerms = Kv::kTerms;
+  Vec acc[R][C];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-    for (int c = 0; c < C; ++c) acc[r][c] = load(acc_rows + r * acc_stride + 16 * c);
+    for (int c = 0; c < C; ++c) acc[r][c] = Kv::load_sums(acc_rows + r * acc_stride + 16 * c);
 
-  add_ragged<R, C>(acc, p, v, v_stride, begin, common_begin, visible);
+  if constexpr (!kIntegers<Kv>) add_ragged<R, C, Kv>(acc, p, v, v_stride, begin, common_begin, visible);
   for (int t = common_begin; t < common_end;) {
-    const T* row = v[t / 16] + t % 16 * v_stride / kPacked<T>;
+    const int64_t within = t % 16 / kTerms * v_stride;
+    const uint8_t* row = v[t / 16] + within;
+    const uint8_t* next = ahead_known ? ahead[t / 16] + within : nullptr;
+    const float* unit = p + t / kTerms;
     const int stop = t / 16 * 16 + 16 < common_end ? t / 16 * 16 + 16 : common_end;
-    for (; t < stop; ++t, row += v_stride / kPacked<T>) {
-      if constexpr (ahead_known)
-        fetch_ahead<ahead_known>(ahead[t / 16] + t % 16 * v_stride / kPacked<T>, C * vector_bytes<T>());
-      F32x16 value[C];
+    for (; t < stop; t += kTerms, row += v_stride, ++unit) {
+      if constexpr (ahead_known) {
+        fetch_ahead<ahead_known>(next, C * Kv::kBytes);
+        next += v_stride;
+      }
+      Vec value[C];
 #pragma GCC unroll 4
-      for (int c = 0; c < C; ++c) value[c] = load(row + 16 * c / kPacked<T>);
+      for (int c = 0; c < C; ++c) value[c] = Kv::load_vector(row + c * Kv::kBytes);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
-        const F32x16 weight = set1(p[r * kScoreStride + t]);
+        const Vec weight = Kv::broadcast(unit + r * kScoreStride);
 #pragma GCC unroll 4
-        for (int c = 0; c < C; ++c) acc[r][c] = fma(weight, value[c], acc[r][c]);
+        for (int c = 0; c < C; ++c) Kv::add_product(acc[r][c], weight, value[c]);
       }
     }
   }
-  add_ragged<R, C>(acc, p, v, v_stride, common_end, end, visible);
+  if constexpr (!kIntegers<Kv>) add_ragged<R, C, Kv>(acc, p, v, v_stride, common_end, end, visible);
 
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-    for (int c = 0; c < C; ++c) store(acc_rows + r * acc_stride + 16 * c, acc[r][c]);
+    for (int c = 0; c < C; ++c) Kv::store_sums(acc_rows + r * acc_stride + 16 * c, acc[r][c]);
 }
 
 // Calls run.template operator()<R, C>() for the run-time rows and columns.

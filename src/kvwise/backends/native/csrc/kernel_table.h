@@ -14,7 +14,7 @@ constexpr int kBlockTokens = 16;  // tokens of one KV block: one vector of float
 constexpr int kLanes = 16;        // output rows that are interleaved in every weight layout
 constexpr int kQ8Block = 32;      // elements of a block of activations; one or four blocks share a scale
 constexpr int kMaxQ8Group = 128;
-constexpr int kMaxHeadDim = 256;  // of attention: what its buffers for one row hold
+constexpr int kMaxHeadDim = 512;  // of attention: its sums of integer products stay within 32 bits
 
 enum class WeightType : int32_t { f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q2_k, q3_k, q4_k, q5_k, q6_k,
                                 i8, i4_64, i4_128 };
@@ -54,11 +54,11 @@ struct MatmulArgs {
 
 // One KV head's part of a block of the pool; D = head_dim, P = D rounded up to 16:
 //   f32, f16, bf16   K [D][16 tokens]                 V [16 tokens][D]
-//   int8             K int8 [P][16 tokens]            V int8 [16 tokens][P]
-//   int4             K bytes [P / 2][16 tokens]       V bytes [16 tokens][P / 16][8]
-//                    low nibble d = 2i, high 2i + 1   low nibble d = 16j + i, high 16j + 8 + i     each q + 8
+//   int8             K int8 [P / 2][16 tokens][2]     V int8 [8][P][2 tokens]
+//   int4             K bytes [P / 4][16 tokens][2]    V bytes [8][P / 16][8][2 tokens]
+//                    low nibble d = 4j + i, high 4j + 2 + i   low nibble d = 16j + i, high 16j + 8 + i   each q + 8
 //   and both: float16 scales of K [16 tokens], of V [16 tokens], a cache line together
-// What integers are taken of: backends/reference/kv_codec.py. The elements P - D of a token are zeros in V.
+// What integers are taken of: backends/reference/kv_codec.py. The elements P - D of a token are zeros.
 constexpr bool has_scales(KvType type) { return type == KvType::int8 || type == KvType::int4; }
 constexpr size_t kv_half_bytes(KvType type, int head_dim) {  // K or V of one head in one block, without scales
   const size_t dim = static_cast<size_t>(head_dim), padded = (dim + 15) / 16 * 16;

@@ -18,8 +18,6 @@
 //   scale_by_power(x, n) = x · 2^n for whole n in -126..127
 //   to_f32(I32x16)  to_i32(F32x16), nearest even  as_f32 as_i32, the same bits
 //   Mask16: lanes_below(n) less(a,b)   select(m, a, b) = m ? a : b
-//   load_i4(p): 8 bytes to float32: lane i the low nibble of p[i] minus 8, lane 8 + i the high one minus 8
-//   load_i4_pairs(p, low, high): 16 bytes: lane i of low and high the nibbles of p[i], each minus 8
 //   swap_lanes<n>(x) for n = 1, 2, 4, 8: lane i is x[i ^ n]
 //   sum(x) = fixed tree: lanes i and i+8, then i+4, i+2, i+1;  max_of(x)
 #pragma once

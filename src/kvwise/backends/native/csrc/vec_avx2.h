@@ -167,18 +167,6 @@ KVW_INLINE void store_bf16_n(uint16_t* p, F32x16 x, int n) {
   std::memcpy(p, whole, 2 * static_cast<size_t>(n));
 }
 
-KVW_INLINE __m256 nibbles_to_f32(__m256i lanes) {
-  return _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_and_si256(lanes, _mm256_set1_epi32(15)), _mm256_set1_epi32(8)));
-}
-KVW_INLINE F32x16 load_i4(const uint8_t* p) {
-  const __m256i bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
-  return {nibbles_to_f32(bytes), nibbles_to_f32(_mm256_srli_epi32(bytes, 4))};
-}
-KVW_INLINE void load_i4_pairs(const uint8_t* p, F32x16& low, F32x16& high) {
-  const F32x16 first = load_i4(p), second = load_i4(p + 8);
-  low = {first.lo, second.lo};
-  high = {first.hi, second.hi};
-}
 template <int n>
 KVW_INLINE F32x16 swap_lanes(F32x16 x) {
   if constexpr (n == 1) return {_mm256_permute_ps(x.lo, 0xB1), _mm256_permute_ps(x.hi, 0xB1)};

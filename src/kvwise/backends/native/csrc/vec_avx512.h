@@ -115,22 +115,6 @@ KVW_INLINE void store_bf16_n(uint16_t* p, F32x16 x, int n) {
   _mm256_mask_storeu_epi16(p, first_lanes(n), narrow_bf16(x));
 }
 
-// Permutations take the low 4 bits of an index: the table turns a nibble into a float32 without masking it out.
-KVW_INLINE F32x16 nibbles_to_f32(__m512i lanes) {
-  const __m512 table = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
-  return {_mm512_permutexvar_ps(lanes, table)};
-}
-KVW_INLINE F32x16 load_i4(const uint8_t* p) {
-  int64_t bytes;
-  std::memcpy(&bytes, p, sizeof bytes);
-  const __m512i shifts = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 4, 4, 4, 4, 4, 4, 4, 4);
-  return nibbles_to_f32(_mm512_srlv_epi32(_mm512_cvtepu8_epi32(_mm_set1_epi64x(bytes)), shifts));
-}
-KVW_INLINE void load_i4_pairs(const uint8_t* p, F32x16& low, F32x16& high) {
-  const __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-  low = nibbles_to_f32(bytes);
-  high = nibbles_to_f32(_mm512_srli_epi32(bytes, 4));
-}
 template <int n>
 KVW_INLINE F32x16 swap_lanes(F32x16 x) {
   if constexpr (n == 1) return {_mm512_permute_ps(x.v, 0xB1)};

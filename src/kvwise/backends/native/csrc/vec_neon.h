@@ -60,12 +60,12 @@ KVW_INLINE I32x16 load_i32(const int32_t* p) { KVW_QUADS(I32x16, vld1q_s32(p + 4
 KVW_INLINE void store_i32(int32_t* p, I32x16 x) {
   for (int i = 0; i < 4; ++i) vst1q_s32(p + 4 * i, x.q[i]);
 }
-KVW_INLINE I32x16 widen_i8(int8x16_t x) {
+KVW_INLINE I32x16 load_i8(const int8_t* p) {
+  const int8x16_t x = vld1q_s8(p);
   const int16x8_t low = vmovl_s8(vget_low_s8(x)), high = vmovl_s8(vget_high_s8(x));
   return {{vmovl_s16(vget_low_s16(low)), vmovl_s16(vget_high_s16(low)), vmovl_s16(vget_low_s16(high)),
            vmovl_s16(vget_high_s16(high))}};
 }
-KVW_INLINE I32x16 load_i8(const int8_t* p) { return widen_i8(vld1q_s8(p)); }
 KVW_INLINE void store_i8(int8_t* p, I32x16 x) {
   const int16x8_t low = vcombine_s16(vmovn_s32(x.q[0]), vmovn_s32(x.q[1]));
   const int16x8_t high = vcombine_s16(vmovn_s32(x.q[2]), vmovn_s32(x.q[3]));
@@ -142,18 +142,6 @@ KVW_INLINE void store_bf16_n(uint16_t* p, F32x16 x, int n) {
   std::memcpy(p, whole, 2 * static_cast<size_t>(n));
 }
 
-KVW_INLINE F32x16 nibbles_to_f32(uint8x16_t nibbles) {
-  return to_f32(widen_i8(vsubq_s8(vreinterpretq_s8_u8(nibbles), vdupq_n_s8(8))));
-}
-KVW_INLINE F32x16 load_i4(const uint8_t* p) {
-  const uint8x8_t bytes = vld1_u8(p);
-  return nibbles_to_f32(vcombine_u8(vand_u8(bytes, vdup_n_u8(15)), vshr_n_u8(bytes, 4)));
-}
-KVW_INLINE void load_i4_pairs(const uint8_t* p, F32x16& low, F32x16& high) {
-  const uint8x16_t bytes = vld1q_u8(p);
-  low = nibbles_to_f32(vandq_u8(bytes, vdupq_n_u8(15)));
-  high = nibbles_to_f32(vshrq_n_u8(bytes, 4));
-}
 template <int n>
 KVW_INLINE F32x16 swap_lanes(F32x16 x) {
   if constexpr (n == 1) {

@@ -137,15 +137,6 @@ KVW_INLINE void store_bf16_n(uint16_t* p, F32x16 x, int n) {
 KVW_INLINE void store_f16(uint16_t* p, F32x16 x) { store_f16_n(p, x, 16); }
 KVW_INLINE void store_bf16(uint16_t* p, F32x16 x) { store_bf16_n(p, x, 16); }
 
-KVW_INLINE F32x16 load_i4(const uint8_t* p) {
-  KVW_LANES(F32x16, static_cast<float>((i < 8 ? p[i] & 15 : p[i - 8] >> 4) - 8));
-}
-KVW_INLINE void load_i4_pairs(const uint8_t* p, F32x16& low, F32x16& high) {
-  for (int i = 0; i < 16; ++i) {
-    low.lane[i] = static_cast<float>((p[i] & 15) - 8);
-    high.lane[i] = static_cast<float>((p[i] >> 4) - 8);
-  }
-}
 template <int n>
 KVW_INLINE F32x16 swap_lanes(F32x16 x) {
   KVW_LANES(F32x16, x.lane[i ^ n]);
