@@ -1,10 +1,11 @@
 """Attention's distance to this machine's floor: GB/s of K and V for decode, GFLOP/s for prefill.
 
-    python benchmarks/native_attention.py [--threads 2] [--isa avx512] [--kv-type f16] [--json]
+    python benchmarks/native_attention.py [--threads 2] [--isa avx512] [--kv-type f16] [--heads NAME] [--json]
 
-The floor is measured first, by our own loops: memory read past every cache, and multiply-adds on registers alone. A
-decode reads K and V once; a prefill computes 4 · head_dim FLOPs per query head and visible pair. Medians; a shared
-machine disturbs single samples. Blocks of a request lie in shuffled order, as in a pool that has been in use.
+The floor is measured first, by our own loops: memory read past every cache, and multiply-adds on registers alone: of
+float32, for integers of pairs of 16 bits, which is half the rate of 8-bit dot products. A decode reads K and V once; a
+prefill computes 4 · head_dim FLOPs per query head and visible pair. Medians; a shared machine disturbs single samples.
+Blocks of a request lie in shuffled order, as in a pool that has been in use.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from kvwise.backends.native import _native
+from kvwise.backends.native.backend import NATIVE
 from kvwise.program.cost import visible_positions
-from kvwise.spec.kv import BLOCK_TOKENS
+from kvwise.spec.kv import BLOCK_TOKENS, KV_TYPES, KVType
 from kvwise.units import GB
 
 READ_BYTES = 512 * 2**20
@@ -59,18 +61,19 @@ def median_seconds(once: Callable[[], None], repeats: int) -> float:
     return statistics.median(samples)
 
 
-def measure_limits(isa: str, threads: int) -> tuple[float, float]:
+def measure_limits(isa: str, threads: int, kv_type: KVType) -> tuple[float, float]:
     """Bytes per second past every cache, FLOP per second on registers: the best sample, because it is a limit."""
     rounds = 4_000_000 if isa != "scalar" else 100_000
     read = min(_native.limits.read_seconds(isa, READ_BYTES, threads))
-    return READ_BYTES / read, max(_native.limits.arithmetic_rates(isa, "f32", threads, rounds))
+    kind, share = ("int8", 0.5) if kv_type.scale_bytes else ("f32", 1.0)
+    return READ_BYTES / read, share * max(_native.limits.arithmetic_rates(isa, kind, threads, rounds))
 
 
 def measure(heads: tuple[str, int, int, int], step: tuple[int, int, int], args: argparse.Namespace) -> Row:
     name, num_q, num_kv, dim = heads
     context, queries, requests = step
     blocks = -(-context // BLOCK_TOKENS)
-    layer_bytes = requests * context * 2 * num_kv * dim * (4 if args.kv_type == "f32" else 2)
+    layer_bytes = requests * context * KV_TYPES[args.kv_type].token_bytes(num_kv, dim, dim)
     layers = max(1, (READ_BYTES // 2) // layer_bytes) if queries == 1 else 1  # a decode's layers are in no cache
     rng = np.random.default_rng(0)
     pool = _native.kernels.AttentionLayer(
@@ -107,19 +110,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--isa", default=_native.isas()[0], choices=_native.isas())
-    parser.add_argument("--kv-type", default="f16", choices=("f32", "f16", "bf16"))
+    parser.add_argument("--kv-type", default="f16", choices=NATIVE.kv_types)
+    parser.add_argument("--heads", choices=[name for name, *_ in HEADS], help="only these; default: all")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    args.limits = measure_limits(args.isa, args.threads)
-    table = [measure(heads, step, args) for heads in HEADS for step in STEPS]
+    args.limits = measure_limits(args.isa, args.threads, KV_TYPES[args.kv_type])
+    table = [measure(heads, step, args) for heads in HEADS for step in STEPS if args.heads in (None, heads[0])]
     if args.json:
         print(json.dumps({"isa": args.isa, "threads": args.threads, "kv_type": args.kv_type,
-                          "read_bytes_per_s": args.limits[0], "f32_flop_per_s": args.limits[1],
+                          "read_bytes_per_s": args.limits[0], "flop_per_s": args.limits[1],
                           "rows": [asdict(row) for row in table]}))  # fmt: skip
         return
     print(f"{args.isa}, {args.threads} threads, KV in {args.kv_type}: read {args.limits[0] / GB:.1f} GB/s, "
-          f"float32 {args.limits[1] / 1e9:.0f} GFLOP/s")  # fmt: skip
+          f"arithmetic {args.limits[1] / 1e9:.0f} GFLOP/s")  # fmt: skip
     print(f"{'heads':13} {'context':>7} {'tokens':>6} {'batch':>5} {'ms':>9} {'GB/s':>6} {'GFLOP/s':>8}  of the limit")
     for r in table:
         print(f"{r.heads:13} {r.context:7} {r.queries:6} {r.requests:5} {r.seconds * 1e3:9.3f} {r.gb_per_s:6.1f} "
