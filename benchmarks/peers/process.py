@@ -13,6 +13,8 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 BENCHMARKS: Final = Path(__file__).resolve().parents[1]
+# Whoever is run from a source tree keeps its compiled modules, as what is installed has them.
+_NOT_PASSED_ON: Final = ("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE")
 
 
 class PeerFailed(RuntimeError):
@@ -37,7 +39,7 @@ class Process:
     def __init__(self, seat: Seat, log: Path) -> None:
         own = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p] if seat.shares_path else []
         environment = {
-            **{name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")},
+            **{name: value for name, value in os.environ.items() if name not in _NOT_PASSED_ON},
             "PYTHONPATH": os.pathsep.join([str(BENCHMARKS), *own]),
             "OMP_NUM_THREADS": str(seat.threads),
         }
