@@ -1,12 +1,13 @@
 """The one mechanism behind every table: model families, backends, tensor types, policies.
 
-A row is a value, or an import path "package.module:name" that is loaded when it is first asked for.
+A row is a value, or an import path "package.module:name" that is loaded when it is first asked for; a package's names
+are loaded the same way, so that who wants one of its modules does not wait for all.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Generic, TypeVar, cast
 
 from kvwise.errors import InputError
@@ -26,10 +27,9 @@ class Table(Generic[T]):
             raise self._error(f"unknown {self._what} {name!r}", expected=f"one of {', '.join(sorted(self._rows))}")
         row = self._rows[name]
         if isinstance(row, str):
-            module, _, attribute = row.partition(":")
-            row = getattr(importlib.import_module(module), attribute)
+            row = cast(T, _loaded(row))
             self._rows[name] = row
-        return cast(T, row)
+        return row
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and name in self._rows
@@ -39,3 +39,20 @@ class Table(Generic[T]):
 
     def __len__(self) -> int:
         return len(self._rows)
+
+
+def names_loaded_late(package: dict[str, object], paths: Mapping[str, str]) -> Callable[[str], object]:
+    """The __getattr__ (PEP 562) of a package whose globals these are: loads a name of `paths` and keeps it."""
+
+    def load(name: str) -> object:
+        if name not in paths:
+            raise AttributeError(f"module {package['__name__']!r} has no attribute {name!r}")
+        package[name] = _loaded(paths[name])
+        return package[name]
+
+    return load
+
+
+def _loaded(path: str) -> object:
+    module, _, attribute = path.partition(":")
+    return getattr(importlib.import_module(module), attribute)

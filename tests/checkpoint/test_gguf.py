@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from array import array
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,7 @@ from checkpoint.writers import (
 )
 from kvwise.checkpoint.checked_file import CheckedFile
 from kvwise.checkpoint.gguf import GgufContents, read_gguf
+from kvwise.checkpoint.gguf_strings import GgufStrings
 from kvwise.errors import CheckpointError, KvwiseError
 
 F32_TENSOR = GgufTensor("t", [4, 2], 0, bytes(32))
@@ -98,6 +100,53 @@ def test_a_string_longer_than_one_fetch_is_read_whole(tmp_path: Path) -> None:
     words = ["x" * 300_000, "y", "z" * 200_000]
     raw = gguf_bytes([("words", Typed(ARRAY, (STRING, words)))], [F32_TENSOR])
     assert read(tmp_path, raw).metadata["words"] == words
+
+
+WORDS = st.lists(
+    st.one_of(
+        st.sampled_from(["", "\0", "a\0\0\0\0\0\0\0", "x" * 127, "x" * 128, "é" * 64, "y" * 300]), st.text(max_size=20)
+    ),
+    max_size=40,
+)
+
+
+@given(WORDS, st.booleans())
+def test_long_arrays_of_any_strings_are_read_as_they_are(
+    tmp_path_factory: pytest.TempPathFactory, words: list[str], common: bool
+) -> None:
+    """Looked into later, and cut at zero bytes where that is the same; whatever is in them, nothing is lost."""
+    words = [*words, *(["word"] * 300 if common else [str(i) for i in range(300)])]
+    raw = gguf_bytes([("words", Typed(ARRAY, (STRING, words))), ("after", Typed(U8, 7))], [])
+    metadata = read(tmp_path_factory.getbasetemp(), raw).metadata
+    strings = metadata["words"]
+    assert isinstance(strings, GgufStrings)
+    strings.check()
+    one_by_one = [strings[i] for i in range(-len(words), len(words))]
+    assert (len(strings), one_by_one, metadata["after"]) == (len(words), words * 2, 7)
+    assert (list(strings), strings[-1], strings[5:9]) == (words, words[-1], words[5:9])
+    assert strings == words
+    assert strings != [*words, ""]
+
+
+@pytest.mark.parametrize("bad", [b"\xff", b"\xed\xa0\x80", b"\xc3", b"\xc3" + b"a" * 200])
+def test_a_string_of_a_long_array_that_is_no_text_is_named_when_it_is_looked_into(tmp_path: Path, bad: bytes) -> None:
+    words = [b"fine"] * 400
+    words[357] = bad
+    strings = read(tmp_path, gguf_bytes([("k", Typed(ARRAY, (STRING, words)))], [])).metadata["k"]
+    assert isinstance(strings, GgufStrings)
+    if len(bad) < 128:
+        assert strings[356] == "fine"
+    for look in (strings.check, lambda: strings[357], strings.tolist, strings.tolist):
+        with pytest.raises(CheckpointError, match=r"m\.gguf .* element 357 of 'k' is not UTF-8"):
+            look()
+
+
+def test_long_arrays_of_integers_are_read_as_they_are(tmp_path: Path) -> None:
+    numbers = [-(2**31), 2**31 - 1, *range(1000)]
+    raw = gguf_bytes([("k", Typed(ARRAY, (I32, numbers))), ("after", Typed(U8, 7))], [])
+    metadata = read(tmp_path, raw).metadata
+    assert isinstance(metadata["k"], array)
+    assert (metadata["k"].tolist(), metadata["after"]) == (numbers, 7)
 
 
 def test_every_prefix_of_a_header_is_refused(tmp_path: Path) -> None:
@@ -231,7 +280,8 @@ def test_gguf_of_the_bundled_model_is_what_the_format_package_reads(bundled_mode
     theirs = gguf.GGUFReader(bundled_model)
     with CheckedFile(bundled_model) as file:
         ours = read_gguf(file)
-    assert ours.metadata == {k: f.contents() for k, f in theirs.fields.items() if not k.startswith("GGUF.")}
+    listed = {k: v.tolist() if isinstance(v, array) else v for k, v in ours.metadata.items()}
+    assert listed == {k: f.contents() for k, f in theirs.fields.items() if not k.startswith("GGUF.")}
     assert [(t.name, t.shape, t.offset, t.nbytes) for t in ours.tensors] == [
         (t.name, tuple(int(n) for n in reversed(t.shape)), t.data_offset, t.n_bytes) for t in theirs.tensors
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 
 from kvwise.errors import TokenizerError
 from kvwise.tokenizer import Tokenizer, load_tokenizer
+from kvwise.tokenizer.byte_level import ByteLevelEncoder
 from kvwise.tokenizer.pretokenizers import PRE_TOKENIZERS
-from tokenizer.vocabularies import boundless_metadata, byte_level_metadata
+from tokenizer.vocabularies import CORPUS, USER_DEFINED, boundless_metadata, byte_level_metadata
 
 GOLDENS = Path(__file__).parent / "goldens"
 # llama.cpp cuts combining marks off letters here; the models' own patterns, which it quotes, count them as letters.
@@ -99,3 +101,87 @@ def test_a_word_that_is_a_token_is_taken_whole_only_where_merges_are_ignored() -
     whole = load_tokenizer(metadata | {"tokenizer.ggml.pre": "llama-bpe"})
     assert len(by_merges) == 4
     assert whole.encode("zqzq", add_special=False, parse_special=False) == [len(tokens)]
+
+
+# ---- short texts are merged here, long ones by the library
+
+
+SPECIAL_TEXTS = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|im", "[TOOL]"]
+TEXTS = st.lists(
+    st.one_of(st.text(max_size=12), st.sampled_from([*CORPUS.split(), *SPECIAL_TEXTS, " ", "\n", "2024", "it's"])),
+    max_size=30,
+).map("".join)
+
+
+def both_ways(metadata: dict[str, object]) -> Callable[[str, bool], tuple[list[int] | None, list[int]]]:
+    """Encodes a text here, None where that is refused, and by the library; parse_special or not."""
+    encoders = [load_tokenizer(metadata)._encoder for _ in range(2)]
+    assert isinstance(encoders[0], ByteLevelEncoder)
+    assert isinstance(encoders[1], ByteLevelEncoder)
+    here, library = encoders[0]._for_short_texts(), encoders[1]._for_all_texts()
+    return lambda text, parse: (here.encode(text, parse_special=parse), library.encode(text, parse_special=parse))
+
+
+@pytest.fixture(scope="module")
+def bundled_both_ways(
+    bundled_metadata: dict[str, object],
+) -> Callable[[str, bool], tuple[list[int] | None, list[int]]]:
+    return both_ways(bundled_metadata)
+
+
+@given(TEXTS, st.booleans())
+def test_short_texts_get_the_ids_that_the_library_gives(
+    bundled_both_ways: Callable[[str, bool], tuple[list[int] | None, list[int]]], text: str, parse_special: bool
+) -> None:
+    short, by_library = bundled_both_ways(text, parse_special)
+    assert short is None or short == by_library
+
+
+@given(TEXTS, st.booleans(), st.data())
+def test_so_they_do_with_merges_in_any_order_and_bytes_that_are_missing(
+    text: str, parse_special: bool, data: st.DataObject
+) -> None:
+    metadata = byte_level_metadata()
+    tokens, merges = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.merges"]
+    assert isinstance(tokens, list)
+    assert isinstance(merges, list)
+    missing = data.draw(st.sampled_from(["", "a", "e", "Ġ"]))
+    metadata["tokenizer.ggml.tokens"] = [f"gone {i}" if token == missing else token for i, token in enumerate(tokens)]
+    kept = [merge for merge in merges if missing not in merge.split(" ")]
+    metadata["tokenizer.ggml.merges"] = data.draw(st.permutations(kept)) if kept else []
+    metadata["tokenizer.ggml.pre"] = data.draw(st.sampled_from(["gpt-2", "llama-bpe", "qwen2", "default"]))
+    types = metadata["tokenizer.ggml.token_type"]
+    assert isinstance(types, list)
+    types[-1] = USER_DEFINED
+    short, by_library = both_ways(metadata)(text, parse_special)
+    assert short is None or short == by_library
+
+
+def test_the_bundled_vocabularys_recorded_texts_are_the_same_both_ways(
+    bundled_both_ways: Callable[[str, bool], tuple[list[int] | None, list[int]]],
+) -> None:
+    cases = json.loads(LLAMA_CPP.read_text())
+    answers = [bundled_both_ways(case["text"], case["parse_special"]) for case in cases]
+    assert sum(short is not None for short, _ in answers) > 100
+    assert all(short is None or short == by_library for short, by_library in answers)
+
+
+@pytest.mark.parametrize("text", ["a" * 5000, "ab " * 2000, "x" * 70, "東" * 30])
+def test_a_text_with_a_long_word_and_a_long_text_are_left_to_the_library(bundled: Tokenizer, text: str) -> None:
+    ids = bundled.encode(text, add_special=False, parse_special=False)
+    assert bundled.decode(ids) == text
+    encoder = bundled._encoder
+    assert isinstance(encoder, ByteLevelEncoder)
+    assert encoder._library is not None
+    assert encoder._short_texts is None
+
+
+def test_short_texts_need_nothing_of_the_library_but_its_words() -> None:
+    tokenizer = load_tokenizer(byte_level_metadata())
+    tokenizer.prepare()
+    tokenizer.encode("the quick brown fox<|im_end|>", add_special=True, parse_special=True)
+    encoder = tokenizer._encoder
+    assert isinstance(encoder, ByteLevelEncoder)
+    assert encoder._library is None
+    tokenizer.encode("the quick brown fox " * 100, add_special=True, parse_special=True)
+    assert encoder._library is not None

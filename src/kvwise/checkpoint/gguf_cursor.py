@@ -9,10 +9,11 @@ import struct
 from typing import Any, Final
 
 from kvwise.checkpoint.checked_file import CheckedFile
+from kvwise.checkpoint.gguf_strings import GgufStrings
 from kvwise.errors import CheckpointError
 
 _MAX_HEADER_BYTES: Final = 2**26  # a vocabulary of 202,048 tokens with its merges takes 12 MiB
-_FIRST_FETCH_BYTES: Final = 2**16
+_FETCH_BYTES: Final = 2**18
 _U32: Final = struct.Struct("<I")
 _U64: Final = struct.Struct("<Q")
 
@@ -41,8 +42,7 @@ class HeaderCursor:
             where = "its end" if self._end == self.file.size_bytes else f"{_MAX_HEADER_BYTES} bytes of header"
             raise self.broken(f"byte {self.position} starts {nbytes} bytes that run past {where}")
         if end > len(self._buffer):
-            # Doubling keeps the copies linear in the header's size.
-            upto = min(max(end, 2 * len(self._buffer), _FIRST_FETCH_BYTES), self._end)
+            upto = min(max(end, len(self._buffer) + _FETCH_BYTES), self._end)
             self._buffer += self.file.pread(len(self._buffer), upto - len(self._buffer))
         return self._buffer
 
@@ -57,6 +57,12 @@ class HeaderCursor:
         self.position += layout.size
         return values
 
+    def take(self, nbytes: int) -> bytes:
+        start = self.position
+        raw = bytes(memoryview(self.fetch(nbytes))[start : start + nbytes])
+        self.position += nbytes
+        return raw
+
     def string(self, what: str, max_bytes: int = _MAX_HEADER_BYTES) -> str:
         length = self.u64()
         if length > min(max_bytes, self.bytes_left):
@@ -69,35 +75,29 @@ class HeaderCursor:
         self.position += length
         return text
 
-    def strings(self, count: int, what: str) -> list[str]:
-        """`count` strings in a row: the vocabulary's tight loop."""
-        out: list[str] = []
-        unpack, append = _U64.unpack_from, out.append
-        position = self.position
-        try:
-            while len(out) < count:
-                self.position = position
-                # Decode all that this much holds, then fetch again.
-                buffer = self.fetch(8)
-                last = len(buffer)
-                while len(out) < count and position + 8 <= last:
-                    start = position + 8
-                    end = start + unpack(buffer, position)[0]
-                    if end > last:
-                        self.position = position
-                        self._check_string_end(what, end)
-                        buffer = self.fetch(end - position)
-                        last = len(buffer)
-                    append(buffer[start:end].decode("utf-8"))
-                    position = end
-        except UnicodeDecodeError as problem:
-            raise self.broken(f"element {len(out)} of {what} is not UTF-8 ({problem.reason})") from None
+    def strings(self, count: int, what: str) -> GgufStrings:
+        """`count` strings in a row. Only their lengths are looked at: the vocabulary's tight loop."""
+        start = position = self.position
+        left, longest, unpack = count, 0, _U64.unpack_from
+        while left:
+            self.position = position
+            # Walk through all that this much holds, then fetch again.
+            buffer = self.fetch(8)
+            last = len(buffer) - 8
+            walked = 0
+            for walked in range(1, left + 1):  # noqa: B007
+                length = unpack(buffer, position)[0]
+                if length > longest:
+                    longest = length
+                position += 8 + length
+                if position > last:
+                    break
+            left -= walked
+            if position > self._end:
+                raise self.broken(f"a string of {what} runs {position - self._end} bytes past the end")
         self.position = position
-        return out
-
-    def _check_string_end(self, what: str, end: int) -> None:
-        if end > self._end:
-            raise self.broken(f"a string of {what} runs {end - self._end} bytes past the end")
+        raw = bytes(memoryview(self.fetch(0))[start:position])
+        return GgufStrings(raw, count, longest=longest, what=what, broken=self.broken)
 
     def check_count(self, what: str, count: int, limit: int, *, least_bytes: int) -> None:
         """Raise CheckpointError if `count` things of at least `least_bytes` each can't be there."""

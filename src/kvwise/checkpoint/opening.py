@@ -1,6 +1,6 @@
 """From a path to an open checkpoint or a configuration: which container it is, and who describes the model.
 
-Knows which files belong together; leaves their contents to the readers.
+Knows which files belong together; leaves their contents to the readers, of which it loads the one that is needed.
 """
 
 from __future__ import annotations
@@ -15,12 +15,8 @@ from kvwise.checkpoint.checked_file import CheckedFile
 from kvwise.checkpoint.checkpoint import Checkpoint
 from kvwise.checkpoint.folder import GGUF_PIECE, gguf_in_folder, model_file, refuse_pickle
 from kvwise.checkpoint.gguf import GGUF_MAGIC, GgufContents, read_gguf
-from kvwise.checkpoint.safetensors import INDEX_FILE, read_safetensors, read_safetensors_folder
 from kvwise.checkpoint.stored import FileTensor
-from kvwise.checkpoint.strict_json import read_json_object
 from kvwise.errors import CheckpointError
-from kvwise.spec.gguf_config import spec_from_gguf
-from kvwise.spec.hf_config import spec_from_config
 from kvwise.spec.model import ModelSpec
 
 Check = Callable[[ModelSpec], None]
@@ -57,6 +53,8 @@ def read_config(path: str | Path) -> dict[str, object]:
         if found is None:
             raise CheckpointError(f"{path} has no {CONFIG_FILE}", expected="it beside the weights")
         path = found
+    from kvwise.checkpoint.strict_json import read_json_object
+
     with CheckedFile(path) as file:
         return read_json_object(file)
 
@@ -67,6 +65,8 @@ def open_tensors(path: str | Path) -> Iterator[tuple[FileTensor, ...]]:
 
     Reads headers only. Raises CheckpointError as open_checkpoint does.
     """
+    from kvwise.checkpoint.safetensors import INDEX_FILE, read_safetensors, read_safetensors_folder
+
     path = Path(path)
     with ExitStack() as files:
         if path.is_dir() or path.name == INDEX_FILE:
@@ -121,6 +121,9 @@ def _open(path: Path, files: ExitStack, check: Check) -> Checkpoint:
 
 
 def _open_folder(folder: Path, files: ExitStack, check: Check) -> Checkpoint:
+    from kvwise.checkpoint.safetensors import read_safetensors_folder
+    from kvwise.spec.hf_config import spec_from_config
+
     config = read_config(folder)
     spec = spec_from_config(config)
     check(spec)
@@ -129,24 +132,46 @@ def _open_folder(folder: Path, files: ExitStack, check: Check) -> Checkpoint:
 
 def _open_file(path: Path, files: ExitStack, check: Check) -> Checkpoint:
     refuse_pickle(path)
-    if path.name == INDEX_FILE:
-        return _open_folder(path.parent, files, check)
+    if path.suffix.lower() == ".json":
+        return _open_index(path, files, check)
     file = files.enter_context(CheckedFile(path))
     if path.suffix.lower() == ".gguf" or file.pread(0, min(4, file.size_bytes)) == GGUF_MAGIC:
-        contents = read_gguf(file)
-        spec = spec_from_gguf(
-            contents.metadata,
-            rope_factors=_rope_factors(contents),
-            tensor_names={tensor.name for tensor in contents.tensors},
-        )
-        check(spec)
-        return Checkpoint(path, "gguf", spec, contents.metadata, contents.tensors, files)
+        return _open_gguf(path, file, files, check)
     if path.suffix.lower() == ".safetensors":
-        config = read_config(path.parent)
-        spec = spec_from_config(config)
-        check(spec)
-        return Checkpoint(path, "safetensors", spec, config, read_safetensors(file), files)
-    raise CheckpointError(
+        return _open_safetensors(path, file, files, check)
+    raise _no_model_file(path)
+
+
+def _open_index(path: Path, files: ExitStack, check: Check) -> Checkpoint:
+    from kvwise.checkpoint.safetensors import INDEX_FILE
+
+    if path.name != INDEX_FILE:
+        raise _no_model_file(path)
+    return _open_folder(path.parent, files, check)
+
+
+def _open_gguf(path: Path, file: CheckedFile, files: ExitStack, check: Check) -> Checkpoint:
+    from kvwise.spec.gguf_config import spec_from_gguf
+
+    contents = read_gguf(file)
+    names = {tensor.name for tensor in contents.tensors}
+    spec = spec_from_gguf(contents.metadata, rope_factors=_rope_factors(contents), tensor_names=names)
+    check(spec)
+    return Checkpoint(path, "gguf", spec, contents.metadata, contents.tensors, files)
+
+
+def _open_safetensors(path: Path, file: CheckedFile, files: ExitStack, check: Check) -> Checkpoint:
+    from kvwise.checkpoint.safetensors import read_safetensors
+    from kvwise.spec.hf_config import spec_from_config
+
+    config = read_config(path.parent)
+    spec = spec_from_config(config)
+    check(spec)
+    return Checkpoint(path, "safetensors", spec, config, read_safetensors(file), files)
+
+
+def _no_model_file(path: Path) -> CheckpointError:
+    return CheckpointError(
         f"{path} is no model file", expected="a .gguf or .safetensors file, or a folder with one model"
     )
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -21,8 +20,8 @@ from kvwise.checkpoint.hub_cache import (
     hub_cache_dir,
     is_offline,
 )
-from kvwise.checkpoint.safetensors import missing_weight_files
 from kvwise.errors import CheckpointError, ModelNotFound, UsageError
+from kvwise.frozen import dataclass
 from kvwise.spec.fields import shown
 
 _CONFIG: Final = "config.json"
@@ -148,8 +147,13 @@ def _cached_model(reference: HubReference, weights: bool) -> Path | None:
         return model_file(snapshot, reference.file)
     if model_file(snapshot, _CONFIG) is None:
         return gguf_in_folder(snapshot)
-    complete = not weights or not missing_weight_files(snapshot)
-    return snapshot if complete else None
+    return None if weights and _missing_weights(snapshot) else snapshot
+
+
+def _missing_weights(folder: Path) -> list[str]:
+    from kvwise.checkpoint.safetensors import missing_weight_files
+
+    return missing_weight_files(folder)
 
 
 def _download(reference: HubReference, weights: bool) -> Path:
@@ -169,7 +173,7 @@ def _download(reference: HubReference, weights: bool) -> Path:
             f"no model {repo} here, and the hub did not give it: {reason}",
             action="check the name and the network, or log in with `hf auth login` if access is restricted",
         ) from None
-    missing = [_CONFIG] if model_file(folder, _CONFIG) is None else missing_weight_files(folder) if weights else []
+    missing = [_CONFIG] if model_file(folder, _CONFIG) is None else _missing_weights(folder) if weights else []
     if missing:
         raise ModelNotFound(
             f"{repo} has no {', '.join(missing[:3])} on the hub",
@@ -188,7 +192,7 @@ def _models_of_repository(repo: str) -> Iterator[LocalModel]:
             path = model_file(snapshot, name)
             if path is not None:
                 yield LocalModel(f"{repo}/{name}", path, "hub cache", path.stat().st_size)
-        if model_file(snapshot, _CONFIG) is not None and not missing_weight_files(snapshot):
+        if model_file(snapshot, _CONFIG) is not None and not _missing_weights(snapshot):
             files = [model_file(snapshot, name) for name in names_with_suffix(snapshot, ".safetensors")]
             yield LocalModel(repo, snapshot, "hub cache", sum(f.stat().st_size for f in files if f))
     except (CheckpointError, OSError):

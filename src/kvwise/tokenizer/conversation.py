@@ -12,10 +12,10 @@ in its place. Knows no cache and no engine.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from kvwise.errors import TemplateError
+from kvwise.frozen import dataclass
 from kvwise.tokenizer.chat_template import ChatTemplate
 from kvwise.tokenizer.literals import without_special_texts
 from kvwise.tokenizer.tokenizer import Tokenizer

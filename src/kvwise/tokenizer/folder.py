@@ -7,14 +7,14 @@ tokenizer_config.json, special_tokens_map.json and generation_config.json.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kvwise.errors import TokenizerError
+from kvwise.frozen import dataclass
 from kvwise.spec.fields import shown
 from kvwise.tokenizer.model_files import MAX_VOCABULARY_BYTES, parse_json_object, read_settings, read_text
-from kvwise.tokenizer.pipeline import check_merges, parse_merge, translated_failures
+from kvwise.tokenizer.pipeline import LibraryEncoder, check_merges, parse_merge, translated_failures
 from kvwise.tokenizer.spelling import SpellingRules, read_spelling
 from kvwise.tokenizer.stops import gather_stop_ids
 from kvwise.tokenizer.tokenizer import SpecialTokens, Tokenizer
@@ -63,7 +63,7 @@ def load_folder_tokenizer(folder: Path, config: Mapping[str, object]) -> Tokeniz
         frozenset(token.id for token in added if token.special),
     )
     specials = _special_tokens(folder, config, pipeline, vocabulary)
-    return Tokenizer(pipeline, vocabulary, specials, rules.spaces)
+    return Tokenizer(LibraryEncoder(pipeline), vocabulary, specials, rules.spaces)
 
 
 def _read_added_tokens(described: dict[str, object], where: str) -> list[_AddedToken]:

@@ -7,28 +7,31 @@ src/llama-vocab.cpp, llama_vocab::impl::load.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeVar
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from functools import partial
+from typing import Final, TypeVar
 
 from kvwise.errors import TokenizerError
+from kvwise.frozen import dataclass
 from kvwise.registry import Table
 from kvwise.spec.fields import shown
-from kvwise.tokenizer.pipeline import add_tokens, build_bpe, parse_merge
-from kvwise.tokenizer.pretokenizers import PRE_TOKENIZERS, build_pre_tokenizer
+from kvwise.tokenizer.byte_level import AddedTokens, ByteLevelEncoder
+from kvwise.tokenizer.pipeline import LibraryEncoder, add_tokens, build_bpe
+from kvwise.tokenizer.pretokenizers import PRE_TOKENIZERS
 from kvwise.tokenizer.sentencepiece import check_scores, score_merges, space_normalizer
 from kvwise.tokenizer.stops import gather_stop_ids
 from kvwise.tokenizer.tokenizer import SpaceRules, SpecialTokens, Tokenizer
-from kvwise.tokenizer.vocabulary import Spelling, Vocabulary, check_texts, parse_byte_token
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer as Pipeline
+from kvwise.tokenizer.vocabulary import MAX_TOKENS, Spelling, Vocabulary, check_texts, parse_byte_token
 
 T = TypeVar("T")
 D = TypeVar("D")
 
 _PREFIX: Final = "tokenizer.ggml."
 _WHERE: Final = "the GGUF vocabulary"
+# Of each entry: its text and its place in a table from texts; and where in the header it lies. Measured, CPython 3.11.
+_HELD_BYTES: Final = {"tokens": 170, "merges": 170}
+_INDEX_BYTES: Final = 24
 
 
 class TokenType(enum.IntEnum):
@@ -44,11 +47,19 @@ class TokenType(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tokens:
-    """texts by id; id_of without the empty ones; odd: (id, type) of tokens that are not NORMAL, few as a rule."""
+    """texts by id; odd: (id, type) of tokens that are not NORMAL, few as a rule."""
 
-    texts: list[str]
-    id_of: dict[str, int]
+    texts: Sequence[str]
     odd: list[tuple[int, int]]
+
+    def id_of(self) -> dict[str, int]:
+        """By text, without the empty ones. Raises TokenizerError for a token that is there twice."""
+        texts = list(self.texts)
+        id_of = dict(zip(texts, range(len(texts)), strict=True))
+        if len(id_of) != len(texts):
+            check_texts(texts, _WHERE)
+        id_of.pop("", None)
+        return id_of
 
     def of_type(self, *types: TokenType) -> list[int]:
         return [i for i, kind in self.odd if kind in types]
@@ -56,6 +67,17 @@ class _Tokens:
 
 def is_gguf_vocabulary(metadata: Mapping[str, object]) -> bool:
     return _PREFIX + "model" in metadata
+
+
+def predicted_bytes(metadata: Mapping[str, object], *, for_texts: bool) -> int | None:
+    """What the tokenizer of these metadata will hold; None where only building it tells."""
+    if metadata.get(_PREFIX + "model") != "gpt2":
+        return None
+    counts = {name: metadata.get(_PREFIX + name) for name in _HELD_BYTES}
+    held = {name: len(array) for name, array in counts.items() if isinstance(array, Sized)}
+    if not for_texts:
+        return _INDEX_BYTES * held.get("tokens", 0)
+    return sum(count * _HELD_BYTES[name] for name, count in held.items())
 
 
 def load_gguf_tokenizer(metadata: Mapping[str, object]) -> Tokenizer:
@@ -69,14 +91,13 @@ def load_gguf_tokenizer(metadata: Mapping[str, object]) -> Tokenizer:
 
 
 def _build_byte_level(metadata: Mapping[str, object], tokens: _Tokens) -> Tokenizer:
-    from tokenizers import Tokenizer as Pipeline
-
     kind = PRE_TOKENIZERS[_optional(metadata, "pre", str, "default")]
-    merges = [parse_merge(merge) for merge in _array(metadata, "merges", str)]
-    pipeline = Pipeline(build_bpe(tokens.id_of, merges, ignore_merges=kind.ignore_merges))
-    pipeline.pre_tokenizer = build_pre_tokenizer(kind)
+    if metadata.get(_PREFIX + "merges") is None:
+        raise _missing("merges")
     specials = _special_tokens(metadata, tokens, SpecialTokens(add_bos=kind.adds_bos))
-    return _assemble(pipeline, tokens, specials, SpaceRules(), Spelling.BYTE_LEVEL)
+    added = _added_tokens(tokens, specials)
+    encoder = ByteLevelEncoder(tokens.id_of, partial(_array, metadata, "merges", str), added, kind)
+    return Tokenizer(encoder, _vocabulary(tokens, added, Spelling.BYTE_LEVEL), specials, SpaceRules())
 
 
 def _build_sentencepiece(metadata: Mapping[str, object], tokens: _Tokens) -> Tokenizer:
@@ -90,11 +111,16 @@ def _build_sentencepiece(metadata: Mapping[str, object], tokens: _Tokens) -> Tok
     if len(bytes_of) < 256 and not tokens.texts[unknown or 0]:
         raise TokenizerError(f"{_WHERE} has neither 256 byte tokens nor one for unknown text")
     apart = set(tokens.of_type(TokenType.UNKNOWN, TokenType.CONTROL, TokenType.BYTE))
-    merges = score_merges([(text, i, scores[i]) for text, i in tokens.id_of.items() if i not in apart])
-    pipeline = Pipeline(build_bpe(tokens.id_of, merges, unknown=tokens.texts[unknown or 0] or None, byte_fallback=True))
+    id_of = tokens.id_of()
+    merges = score_merges([(text, i, scores[i]) for text, i in id_of.items() if i not in apart])
+    pipeline = Pipeline(build_bpe(id_of, merges, unknown=tokens.texts[unknown or 0] or None, byte_fallback=True))
     pipeline.normalizer = space_normalizer(prepends)
     specials = _special_tokens(metadata, tokens, defaults)
-    return _assemble(pipeline, tokens, specials, SpaceRules(prepends, prepends), Spelling.SPACE_MARKED)
+    added = _added_tokens(tokens, specials)
+    add_tokens(pipeline, list(added.special), special=True)
+    add_tokens(pipeline, list(added.ordinary), special=False)
+    vocabulary = _vocabulary(tokens, added, Spelling.SPACE_MARKED)
+    return Tokenizer(LibraryEncoder(pipeline), vocabulary, specials, SpaceRules(prepends, prepends))
 
 
 _BUILDERS: Final[Table[Callable[[Mapping[str, object], _Tokens], Tokenizer]]] = Table(
@@ -102,44 +128,62 @@ _BUILDERS: Final[Table[Callable[[Mapping[str, object], _Tokens], Tokenizer]]] = 
 )
 
 
-def _hidden_ids(tokens: _Tokens, specials: SpecialTokens) -> list[int]:
-    """Tokens that are not text: those typed so, and those named as BOS or end, whose type some files get wrong."""
-    named = {specials.bos_id, *specials.stop_ids} - {None}
-    return sorted({*tokens.of_type(TokenType.CONTROL, TokenType.UNKNOWN), *(i for i in named if i is not None)})
-
-
-def _assemble(
-    pipeline: Pipeline, tokens: _Tokens, specials: SpecialTokens, spaces: SpaceRules, spelling: Spelling
-) -> Tokenizer:
-    hidden = [i for i in _hidden_ids(tokens, specials) if tokens.texts[i]]
+def _added_tokens(tokens: _Tokens, specials: SpecialTokens) -> AddedTokens:
+    """Those that are not text, typed so or named as BOS or end, whose type some files get wrong; and user-defined."""
+    named = {i for i in (specials.bos_id, *specials.stop_ids) if i is not None}
+    hidden = sorted({*tokens.of_type(TokenType.CONTROL, TokenType.UNKNOWN), *(i for i in named if tokens.texts[i])})
     user_defined = [i for i in tokens.of_type(TokenType.USER_DEFINED) if i not in hidden]
-    add_tokens(pipeline, [tokens.texts[i] for i in hidden], special=True)
-    add_tokens(pipeline, [tokens.texts[i] for i in user_defined], special=False)
-    exact = {i: tokens.texts[i].encode() for i in (*hidden, *user_defined)}
+    return AddedTokens({tokens.texts[i]: i for i in hidden}, {tokens.texts[i]: i for i in user_defined})
+
+
+def _vocabulary(tokens: _Tokens, added: AddedTokens, spelling: Spelling) -> Vocabulary:
+    exact = {i: text.encode() for text, i in (*added.special.items(), *added.ordinary.items())}
     for i in tokens.of_type(TokenType.BYTE):
         raw = parse_byte_token(tokens.texts[i])
         if raw is None:
             raise TokenizerError(f"byte token {i} is {shown(tokens.texts[i])}", expected="the form '<0x0A>'")
         exact[i] = raw
-    vocabulary = Vocabulary(tokens.texts, spelling, exact, frozenset(hidden))
-    return Tokenizer(pipeline, vocabulary, specials, spaces)
+    return Vocabulary(tokens.texts, spelling, exact, frozenset(added.special.values()))
 
 
 def _read_tokens(metadata: Mapping[str, object]) -> _Tokens:
-    texts = _array(metadata, "tokens", str)
+    texts = _texts(metadata)
     if not texts:
         raise TokenizerError(f"{_WHERE} is empty")
+    if _PREFIX + "token_type" not in metadata:
+        return _Tokens(texts, [])
+    types = _types(metadata)
+    if len(types) != len(texts):
+        raise TokenizerError(f"{_WHERE} has {len(types)} token types", expected=f"{len(texts)}, one per token")
+    return _Tokens(texts, [(i, kind) for i, kind in _odd(types) if texts[i]])
+
+
+def _texts(metadata: Mapping[str, object]) -> Sequence[str]:
+    """Tokens by id; those of a long array stay what they are and are checked to be text, others to be distinct, too."""
+    value = metadata.get(_PREFIX + "tokens")
+    check = getattr(value, "check", None)
+    if isinstance(value, Sequence) and check is not None:
+        check()
+        if len(value) > MAX_TOKENS:
+            check_texts(value, _WHERE)
+        return value
+    texts = _array(metadata, "tokens", str)
     check_texts(texts, _WHERE)
-    types: list[int] = [TokenType.NORMAL] * len(texts)
-    if _PREFIX + "token_type" in metadata:
-        types = _array(metadata, "token_type", int)
-        if len(types) != len(texts):
-            raise TokenizerError(f"{_WHERE} has {len(types)} token types", expected=f"{len(texts)}, one per token")
-    id_of = {text: i for i, text in enumerate(texts)}
-    id_of.pop("", None)
-    return _Tokens(
-        texts, id_of, [(i, kind) for i, kind in enumerate(types) if kind != TokenType.NORMAL.value and texts[i]]
-    )
+    return texts
+
+
+def _types(metadata: Mapping[str, object]) -> Sequence[int]:
+    value = metadata.get(_PREFIX + "token_type")
+    return value if isinstance(value, array) and value.typecode == "i" else _array(metadata, "token_type", int)
+
+
+def _odd(types: Sequence[int]) -> Iterable[tuple[int, int]]:
+    """Those that are not NORMAL, by id."""
+    if not isinstance(types, array):
+        return ((i, kind) for i, kind in enumerate(types) if kind != TokenType.NORMAL.value)
+    import numpy as np
+
+    return ((int(i), types[i]) for i in np.flatnonzero(np.frombuffer(types, np.intc) != TokenType.NORMAL.value))
 
 
 def _special_tokens(metadata: Mapping[str, object], tokens: _Tokens, defaults: SpecialTokens) -> SpecialTokens:
@@ -171,10 +215,10 @@ def _optional(metadata: Mapping[str, object], name: str, kind: type[T], default:
 
 
 def _array(metadata: Mapping[str, object], name: str, kind: type[T]) -> list[T]:
-    """An array of one type. numpy arrays are taken too, as other readers give them."""
+    """An array of one type. What has a tolist is taken too: long arrays of the header, numpy's of other readers."""
     value = metadata.get(_PREFIX + name)
     if value is None:
-        raise TokenizerError(f"the GGUF metadata has no {_PREFIX}{name}", action="convert the model again")
+        raise _missing(name)
     to_list = getattr(value, "tolist", None)
     items = to_list() if to_list is not None else value
     if not isinstance(items, (list, tuple)):
@@ -195,6 +239,10 @@ def _numbers(metadata: Mapping[str, object], name: str, count: int) -> list[floa
     if len(numbers) != count:
         raise TokenizerError(f"{_PREFIX}{name} has {len(numbers)} entries", expected=f"{count}, one per token")
     return numbers
+
+
+def _missing(name: str) -> TokenizerError:
+    return TokenizerError(f"the GGUF metadata has no {_PREFIX}{name}", action="convert the model again")
 
 
 def _wrong_type(name: str, value: object, expected: str) -> TokenizerError:

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from kvwise.errors import TokenizerError
-from kvwise.tokenizer.folder import load_folder_tokenizer
-from kvwise.tokenizer.gguf import is_gguf_vocabulary, load_gguf_tokenizer
+from kvwise.tokenizer.gguf import is_gguf_vocabulary, load_gguf_tokenizer, predicted_bytes
 from kvwise.tokenizer.tokenizer import Tokenizer
 
 
@@ -22,4 +21,14 @@ def load_tokenizer(metadata: Mapping[str, object], folder: Path | None = None) -
         return load_gguf_tokenizer(metadata)
     if folder is None:
         raise TokenizerError("the model's metadata has no vocabulary", expected="tokenizer.ggml.model and its tokens")
+    from kvwise.tokenizer.folder import load_folder_tokenizer
+
     return load_folder_tokenizer(folder, metadata)
+
+
+def predicted_tokenizer_bytes(metadata: Mapping[str, object], *, for_texts: bool) -> int | None:
+    """What the tokenizer of a model will hold, from its metadata alone; None where only building it tells.
+
+    for_texts: with what the first text to encode needs; without it only ids are turned into text.
+    """
+    return predicted_bytes(metadata, for_texts=for_texts) if is_gguf_vocabulary(metadata) else None

@@ -5,6 +5,7 @@ The library reports trouble as Exception, TypeError, OverflowError or a panic th
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -36,6 +37,27 @@ def translated_failures(what: str) -> Iterator[None]:
 def _first_line(problem: BaseException) -> str:
     line = (str(problem).splitlines() or [type(problem).__name__])[0]
     return line if len(line) <= _SHOWN_CHARS else line[:_SHOWN_CHARS] + "..."
+
+
+class LibraryEncoder:
+    """Implements tokenizer.Encoder by a pipeline of the library."""
+
+    def __init__(self, pipeline: Tokenizer) -> None:
+        self._pipeline = pipeline
+        self._lock = threading.Lock()
+
+    def prepare(self) -> None:
+        """Nothing is left to do."""
+
+    @property
+    def is_prepared(self) -> bool:
+        return True
+
+    def encode(self, text: str, *, parse_special: bool) -> list[int]:
+        # Whether special tokens are parsed is a switch on the shared object.
+        with self._lock, translated_failures("the text can't be encoded"):
+            self._pipeline.encode_special_tokens = not parse_special
+            return list(self._pipeline.encode(text, add_special_tokens=False).ids)
 
 
 def build_bpe(

@@ -8,10 +8,10 @@ Kinds that need more than patterns (kimi-k2, afmoe, gemma4, sarvam-moe, whitespa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from kvwise.errors import TokenizerError
+from kvwise.frozen import dataclass
 from kvwise.registry import Table
 
 if TYPE_CHECKING:

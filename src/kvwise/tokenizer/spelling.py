@@ -6,10 +6,10 @@ Decoding is done over exact bytes (see tokenizer.py), so a decoder is taken only
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 from kvwise.errors import TokenizerError
+from kvwise.frozen import dataclass
 from kvwise.spec.fields import shown
 from kvwise.tokenizer.tokenizer import SpaceRules
 from kvwise.tokenizer.vocabulary import SPACE_MARK, Spelling

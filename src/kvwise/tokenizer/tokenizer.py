@@ -1,25 +1,20 @@
 """Text to token ids and back, for every kind of vocabulary. Owns the rules on BOS, leading spaces and special tokens.
 
-Cutting and merging is done by a `tokenizers` object; turning ids into text is done here, over exact bytes, so that a
-stream of tokens and the whole of them give the same text. Knows no files and no model.
+Cutting and merging is an Encoder's; turning ids into text is done here, over exact bytes, so that a stream of tokens
+and the whole of them give the same text. Knows no files and no model.
 """
 
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from kvwise.errors import TokenizerError
-from kvwise.tokenizer.pipeline import translated_failures
+from kvwise.frozen import dataclass
 from kvwise.tokenizer.vocabulary import Vocabulary, is_sound_text
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer as Pipeline
 
 # Text that a vocabulary might join to what follows: the one that it does not is put before text that continues other
 # text, and its tokens are dropped again.
@@ -45,15 +40,31 @@ class SpaceRules:
     strips: bool = False
 
 
+class Encoder(Protocol):
+    """Cuts and merges text that UTF-8 can hold. Safe to use from several threads at once."""
+
+    def prepare(self) -> None:
+        """Build what a first text would otherwise wait for. Raises TokenizerError for a vocabulary that is broken."""
+        ...
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether a text can be encoded at once."""
+        ...
+
+    def encode(self, text: str, *, parse_special: bool) -> list[int]:
+        """The ids of `text`. parse_special: the texts of special tokens become those tokens. Raises TokenizerError."""
+        ...
+
+
 class Tokenizer:
     """Made by load_tokenizer. Safe to use from several threads at once.
 
     vocabulary: what each id stands for. specials, spaces: see their classes.
     """
 
-    def __init__(self, pipeline: Pipeline, vocabulary: Vocabulary, specials: SpecialTokens, spaces: SpaceRules) -> None:
-        self._pipeline = pipeline
-        self._lock = threading.Lock()
+    def __init__(self, encoder: Encoder, vocabulary: Vocabulary, specials: SpecialTokens, spaces: SpaceRules) -> None:
+        self._encoder = encoder
         self.vocabulary, self.specials, self.spaces = vocabulary, specials, spaces
 
     @property
@@ -80,6 +91,14 @@ class Tokenizer:
     @property
     def special_ids(self) -> frozenset[int]:
         return self.vocabulary.special_ids
+
+    def prepare(self) -> None:
+        """Build now what the first text to encode would otherwise wait for. Raises TokenizerError."""
+        self._encoder.prepare()
+
+    @property
+    def is_prepared(self) -> bool:
+        return self._encoder.is_prepared
 
     def count_at_least(self, text: str) -> int:
         """A lower bound on the tokens of `text`, at once: no token spells more than the vocabulary's longest."""
@@ -169,10 +188,7 @@ class Tokenizer:
         return self._encode(text, parse_special)
 
     def _encode(self, text: str, parse_special: bool) -> list[int]:
-        # Whether special tokens are parsed is a switch on the shared object.
-        with self._lock, translated_failures("the text can't be encoded"):
-            self._pipeline.encode_special_tokens = not parse_special
-            return list(self._pipeline.encode(text, add_special_tokens=False).ids)
+        return self._encoder.encode(text, parse_special=parse_special)
 
     def _encode_continued(self, text: str, parse_special: bool) -> list[int]:
         """Encode behind a stop-gap that the vocabulary keeps apart, then drop the stop-gap's tokens."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
 from kvwise.errors import TokenizerError
+from kvwise.frozen import dataclass
 from kvwise.spec.fields import shown
 
 SPACE_MARK: Final = "\u2581"  # SentencePiece writes a space as this character
