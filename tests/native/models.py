@@ -18,7 +18,7 @@ from kvwise.spec.batch import StepBatch
 from kvwise.spec.dtypes import TENSOR_TYPES, TensorType
 from kvwise.spec.kv import BLOCK_TOKENS, KV_TYPES, KVCacheSpec
 from kvwise.spec.shape import StepLimits
-from kvwise.spec.weights import StoredRows, WeightSource
+from kvwise.spec.weights import SourceIdentity, StoredRows, WeightSource
 from native.matrices import random_matrix
 
 LIMITS = StepLimits(max_tokens=400, max_logits_rows=400, max_requests=8, max_context=400)
@@ -55,6 +55,9 @@ class RandomWeights:
 
     def locate(self, name: str) -> StoredRows:
         return self._file.append(self.tensors[name].type, self.tensors[name].raw)
+
+    def identity(self) -> SourceIdentity | None:
+        return None
 
 
 def _random_tensor(name: str, shape: tuple[int, ...], kind: str, rng: np.random.Generator) -> RandomTensor:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from checkpoint.writers import interleaved, llama_gguf
 from kvwise.backends.native import _native
 from kvwise.backends.native.backend import NATIVE, chosen_isa
+from kvwise.backends.native.weight_cache import LAYOUT_VERSION
 from kvwise.backends.protocol import LoadedProgram, LoadOptions
 from kvwise.checkpoint import open_checkpoint
 from kvwise.checkpoint.converted import ConvertedWeights
@@ -297,3 +298,60 @@ def test_a_block_type_is_never_converted() -> None:
     source = source_of(program, "q4_0")
     with pytest.raises(BackendError, match="can't be converted"):
         load(program, ConvertedWeights(source, {"embed.weight": stored_type("f32"), "w.weight": stored_type("q8_0")}))
+
+
+# ---- what a cache of weights relies on
+
+# Of `patterned` matrices, by layout version.
+HELD = {
+    1: {
+        "f32": 0xEAD0C845C263AC5A,
+        "f16": 0x4AB5C1E200F2B29B,
+        "bf16": 0x337613E775F524D9,
+        "q8_0": 0x07250A3F8DCD371D,
+        "q4_0": 0x9E70CAAF20F60395,
+        "q4_1": 0x8B2BEA4E8E79D3D6,
+        "q5_0": 0x9F1FD1A4D3EB0AD1,
+        "q5_1": 0x2972CA59B7EAE9BC,
+        "q2_k": 0x8187FD7AD81731AC,
+        "q3_k": 0x8138DBF3F3AFC231,
+        "q4_k": 0xB2AB6B6A86873379,
+        "q5_k": 0x98C8FC338E8755E8,
+        "q6_k": 0x4B02D3DFEAF86198,
+        "i8": 0x3C1181409D102CB7,
+        "i4_64": 0x6BC85FD50D4B1E86,
+        "i4_128": 0xDF349A56F018AD93,
+    }
+}
+
+
+def patterned(kind: str) -> RandomWeights:
+    """40 rows of 256 inputs whose bytes are the same everywhere."""
+    program = one_matmul(40, 256)
+    source = source_of(program, kind)
+    tensor = source.tensors["w.weight"]
+    raw = (np.arange(tensor.nbytes, dtype=np.uint32) * 2654435761 >> 24).astype(np.uint8).reshape(tensor.raw.shape)
+    source.tensors = {**source.tensors, "w.weight": replace(tensor, raw=raw)}
+    return source
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_types_are_held_as_they_were_when_the_layout_got_its_version(kind: str) -> None:
+    """Where this fails a layout has changed: raise weight_cache.LAYOUT_VERSION and record the new checksums here."""
+    held = load(one_matmul(40, 256), patterned(kind), threads=2)._model.held_ranges()  # type: ignore[attr-defined]
+    assert HELD[LAYOUT_VERSION][kind] == held[1][2]
+
+
+def test_a_checksum_tells_any_changed_byte() -> None:
+    """Every byte of small matrices, each changed to every other value by one of its bits."""
+    program = one_matmul(16, 32)
+    source = source_of(program, "f32")
+    tensor = source.tensors["w.weight"]
+    seen = set()
+    for at in range(0, tensor.nbytes, 37):
+        for bit in range(8):
+            raw = tensor.raw.copy()
+            raw.reshape(-1)[at] ^= 1 << bit
+            source.tensors = {**source.tensors, "w.weight": replace(tensor, raw=raw)}
+            seen.add(load(program, source)._model.held_ranges()[1][2])  # type: ignore[attr-defined]
+    assert len(seen) == 8 * len(range(0, tensor.nbytes, 37))

@@ -6,9 +6,10 @@ A backend reads the same Program as every other. It keeps the physical layout of
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from kvwise.frozen import dataclass
 from kvwise.program.ir import Program
 from kvwise.spec.dtypes import TensorType
 from kvwise.spec.kv import KVCacheSpec
@@ -59,6 +60,8 @@ class LoadOptions:
     """How to load. `threads` includes the calling one; `progress` is called from it, at least at 0 and at the end.
 
     meanwhile: called once by the same thread, while others read weights where the backend has any to do it.
+    weight_cache: a folder to keep weights in as they are held, and to take them from. notify: told, in a phrase, what
+    a user should know and need not act on.
     """
 
     num_blocks: int
@@ -66,6 +69,16 @@ class LoadOptions:
     threads: int = 1
     progress: Progress | None = None
     meanwhile: Callable[[], None] | None = None
+    weight_cache: Path | None = None
+    notify: Callable[[str], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeptFile:
+    """A file that weights are kept in as they are held, whether it is there yet or not. nbytes: of all of it."""
+
+    path: Path
+    nbytes: int
 
 
 class LoadedProgram(Protocol):
@@ -116,6 +129,12 @@ class Backend(Protocol):
         self, program: Program, types: Mapping[str, TensorType], kv: KVCacheSpec, options: LoadOptions
     ) -> MemoryNeeds:
         """Exact bytes of everything `load` will allocate; `program` is as lowered. Pure."""
+        ...
+
+    def kept_file(
+        self, program: Program, source: WeightSource, kv: KVCacheSpec, options: LoadOptions
+    ) -> KeptFile | None:
+        """Where `load` keeps and finds these weights with `options.weight_cache`; None where it keeps none."""
         ...
 
     def load(self, program: Program, source: WeightSource, kv: KVCacheSpec, options: LoadOptions) -> LoadedProgram:

@@ -18,7 +18,7 @@ from kvwise.checkpoint.stored import FileTensor, StoredTensor
 from kvwise.errors import CheckpointError
 from kvwise.spec.fields import shown
 from kvwise.spec.model import ModelSpec
-from kvwise.spec.weights import StoredRows
+from kvwise.spec.weights import SourceIdentity, StoredRows
 
 if TYPE_CHECKING:
     import numpy as np
@@ -83,6 +83,12 @@ class Checkpoint:
         if heads is not None:
             check_pairs(source.shape[0], heads)
         return StoredRows(self.tensors[name].type, source.file.descriptor, source.offset, heads or 0)
+
+    def identity(self) -> SourceIdentity:
+        """Of the files that hold the tensors, in order. Raises CheckpointError if one shrank."""
+        files = dict.fromkeys(source.file for source in self._sources.values())
+        places = [str(file.path.resolve()) for file in files]
+        return SourceIdentity("\n".join(places), " ".join(file.fingerprint() for file in files))
 
     def close(self) -> None:
         """Close the files. Idempotent."""

@@ -6,13 +6,13 @@ Knows how; which weights, and to what, it is told.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from kvwise.errors import CheckpointError
+from kvwise.frozen import dataclass
 from kvwise.spec.dtypes import TensorType
-from kvwise.spec.weights import Stored, StoredRows, WeightSource
+from kvwise.spec.weights import SourceIdentity, Stored, StoredRows, WeightSource
 
 if TYPE_CHECKING:
     import numpy as np
@@ -61,6 +61,9 @@ class ConvertedWeights:
 
     def locate(self, name: str) -> StoredRows:
         return self._source.locate(name)
+
+    def identity(self) -> SourceIdentity | None:
+        return self._source.identity()
 
 
 def _as_held(stored: Stored, kind: TensorType) -> Stored:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
 from kvwise.checkpoint.folder import in_home
+from kvwise.frozen import dataclass
 
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _NAME: Final = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kvwise.frozen import dataclass
 from kvwise.spec.dtypes import TensorType
 
 if TYPE_CHECKING:

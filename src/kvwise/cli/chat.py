@@ -45,6 +45,7 @@ def chat_command(
     threads: o.Threads = None,
     kv_dtype: o.KvDtype = "f16",
     weights: o.Weights = None,
+    weights_cache: o.WeightsCache = None,
     backend: o.BackendName = "native",
     as_json: o.Json = False,
 ) -> None:
@@ -62,7 +63,8 @@ def chat_command(
         template = opened.chat_template
         if template is None:
             raise UsageError(f"{model} has no chat template", action="use `kvwise run --raw` with a prompt of your own")
-        engine = load(opened, Settings(max_context=context, threads=threads), console, stack).engine
+        settings = Settings(max_context=context, threads=threads, weights_cache=weights_cache)
+        engine = load(opened, settings, console, stack).engine
         begin = [{"role": "system", "content": system}] if system else []
         session = _Chat(engine, Conversation(opened.tokenizer, template, begin), sampling, console, as_json)
         for line in _lines(console):

@@ -25,6 +25,14 @@ Weights = Annotated[
         help="Convert weights stored in f32, f16 or bf16 while loading: q8_0, q4_0, q4_1, i8, i4_64 or i4_128."
     ),
 ]
+WeightsCache = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(
+        metavar="DIR|auto|off",
+        help="Keep weights as they are held in a file, so that the next start has less to do. Also: "
+        "KVWISE_WEIGHTS_CACHE.",
+    ),
+]
 Arguments = typer.Argument(
     metavar="[MODEL] PROMPT",
     show_default=False,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 # Control characters, which move a terminal's cursor or worse; a model's file and a model's answer are not trusted.
 _CONTROLS: Final = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
 _ANSWER_CONTROLS: Final = {code: shown for code, shown in _CONTROLS.items() if chr(code) not in "\n\t"}
+_BAR_AFTER_S: Final = 0.5
 _UNBOUNDED_COLUMNS: Final = 2**14  # wider than any path; tables take no more than they need
 
 
@@ -77,14 +79,40 @@ def counting_bar(console: Console, what: str) -> Iterator[Callable[[int, int], N
 
 @contextmanager
 def loading_bar(console: Console, what: str) -> Iterator[Progress | None]:
-    """A progress callback drawn as a bar on a terminal; None elsewhere."""
+    """A progress callback that draws a bar of bytes and their rate on a terminal, if it takes long; None elsewhere."""
     if not console.is_terminal:
         yield None
         return
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+    bar = _LateBar(console, what)
+    try:
+        yield bar
+    finally:
+        bar.close()
 
-    name = TextColumn("{task.description}", markup=False)
-    bar = Progress(name, BarColumn(), DownloadColumn(True), console=console, transient=True)
-    with bar:
-        task = bar.add_task(printable(what), total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+class _LateBar:
+    """A bar that is drawn once loading has taken a while: most of it would be gone before it was read."""
+
+    def __init__(self, console: Console, what: str) -> None:
+        self._console, self._what = console, what
+        self._due_s = time.monotonic() + _BAR_AFTER_S
+        self._update: Progress | None = None
+        self._drawn = ExitStack()
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._update is None and done < total and time.monotonic() >= self._due_s:
+            self._update = self._draw()
+        if self._update is not None:
+            self._update(done, total)
+
+    def close(self) -> None:
+        self._drawn.close()
+
+    def _draw(self) -> Progress:
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+        name = TextColumn("{task.description}", markup=False)
+        columns = (name, BarColumn(), DownloadColumn(True), TransferSpeedColumn())
+        bar = self._drawn.enter_context(Progress(*columns, console=self._console, transient=True))
+        task = bar.add_task(printable(self._what), total=None)
+        return lambda done, total: bar.update(task, completed=done, total=total)

@@ -37,13 +37,14 @@ def run_command(
     threads: o.Threads = None,
     kv_dtype: o.KvDtype = "f16",
     weights: o.Weights = None,
+    weights_cache: o.WeightsCache = None,
     backend: o.BackendName = "native",
     force: Annotated[bool, typer.Option("--force", help="Load it even where it does not fit, and say so.")] = False,
     as_json: o.Json = False,
 ) -> None:
     """Answer PROMPT (or standard input): the cost is told before the first token and measured after the last."""
     from kvwise.cli.output import answer, people, print_json
-    from kvwise.cli.session import encode_prompt, forecast, load, model_and_prompt, open_model
+    from kvwise.cli.session import encode_prompt, forecast, load, model_and_prompt, open_model, tell_kept_file
     from kvwise.engine.admission import check_fits
     from kvwise.engine.model import Settings
     from kvwise.engine.receipt import receipt
@@ -59,12 +60,15 @@ def run_command(
         prompt_ids = encode_prompt(opened, prompt, raw=raw)
         needed = len(prompt_ids) + max_tokens - 1
         most = min(needed, opened.spec.max_positions)
-        settings = Settings(max_context=most if context is None else context, threads=threads, force=force)
+        settings = Settings(
+            max_context=most if context is None else context, threads=threads, force=force, weights_cache=weights_cache
+        )
         check_fits(len(prompt_ids), max_tokens, opened.room(settings))
         plan = opened.checked_plan(settings)
         expected = forecast(opened, settings, len(prompt_ids), max_tokens)
         if not as_json:
             console.print(plan_line(plan, expected), style="dim")
+            tell_kept_file(opened, settings, console)
             if not plan.fits:
                 console.print(f"forced: it does not fit {format_bytes(plan.budget_bytes)}")
         loaded = load(opened, settings, console, stack)
@@ -95,7 +99,7 @@ def plan_line(plan: MemoryPlan, expected: MachineForecast | NotMeasured) -> str:
         f"{format_bytes(needs.kv_pool_bytes)} ({plan.options.limits.max_context} tokens x "
         f"{format_bytes(plan.kv.bytes_per_token)}) + activations "
         f"{format_bytes(needs.arena_bytes + needs.logits_bytes + needs.tables_bytes)} + runtime "
-        f"{format_bytes(plan.runtime_bytes)}"
+        f"{format_bytes(plan.predicted_runtime_bytes)}"
     )
     if isinstance(expected, NotMeasured):
         return f"{memory}; time: {expected.problem}"

@@ -91,7 +91,17 @@ def encode_prompt(opened: OpenedModel, prompt: str, *, raw: bool) -> list[int]:
 def load(opened: OpenedModel, settings: Settings, console: Console, stack: ExitStack) -> LoadedModel:
     """Load with a progress bar on a terminal; closed with `stack`."""
     with loading_bar(console, f"loading {opened.name}") as progress:
-        return stack.enter_context(opened.load(settings, progress))
+        return stack.enter_context(opened.load(settings, progress, notify=console.print))
+
+
+def tell_kept_file(opened: OpenedModel, settings: Settings, console: Console) -> None:
+    """Say where weights are kept, if they are, and how large that file is."""
+    from kvwise.units import format_bytes
+
+    kept = opened.kept_file(settings)
+    if kept is not None:
+        there = "read from" if kept.path.exists() else "to be kept in"
+        console.print(f"weights {there} {kept.path}: {format_bytes(kept.nbytes)} on disk", style="dim")
 
 
 def forecast(

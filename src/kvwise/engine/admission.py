@@ -5,9 +5,8 @@ Knows limits and sizes as numbers; no cache, no queue, no clock.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from kvwise.errors import DoesNotFit, UsageError
+from kvwise.frozen import dataclass
 from kvwise.spec.request import Request
 from kvwise.units import format_bytes
 

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -38,7 +39,8 @@ class LLM:
     many are computed together; more of them wait. pool_tokens: tokens of KV cache in all, by default max_context for
     each of max_requests. max_logits_rows: how many positions `score` computes the logits of at a time, by default
     max_requests; more is faster and takes a row of logits each. weights: a type, as q8_0, to convert f32, f16 and bf16
-    weights to while they are loaded.
+    weights to while they are loaded. weights_cache: a folder to keep weights in as they are held, "auto" for kvwise's
+    own; what goes wrong with it is a warning.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class LLM:
         threads: int | None = None,
         kv_dtype: str = "f16",
         weights: str | None = None,
+        weights_cache: str | Path | None = None,
         backend: str = "native",
         prefix_cache: bool = True,
     ) -> None:
@@ -63,10 +66,11 @@ class LLM:
             max_logits_rows=max_logits_rows,
             threads=threads,
             prefix_cache=prefix_cache,
+            weights_cache=weights_cache,
         )
         self._opened = open_model(model, backend=backend, kv_dtype=kv_dtype, weights=weights)
         try:
-            self._loaded = self._opened.load(settings)
+            self._loaded = self._opened.load(settings, for_texts=True, notify=partial(warnings.warn, stacklevel=2))
         except BaseException:
             self._opened.close()
             raise

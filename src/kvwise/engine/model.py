@@ -9,26 +9,26 @@ open_model ─▶ OpenedModel: files open, program lowered, every size known, no
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from kvwise.backends import BACKENDS
-from kvwise.backends.price.price import Pricer, stream_kinds
-from kvwise.backends.protocol import Backend, LoadedProgram, LoadOptions, Progress
+from kvwise.backends.protocol import Backend, KeptFile, LoadedProgram, LoadOptions, Progress
 from kvwise.backends.runnable import check_runs
-from kvwise.checkpoint.bundled import BUNDLED_NAME
+from kvwise.checkpoint.bundled import BUNDLED_NAME, cache_dir
+from kvwise.checkpoint.folder import in_home
 from kvwise.engine.admission import Room, check_text_can_fit
-from kvwise.engine.engine import Engine
-from kvwise.engine.executor import ProgramExecutor
 from kvwise.engine.weight_types import held_types
 from kvwise.errors import UsageError
-from kvwise.hardware.profile import DeviceProfile
+from kvwise.frozen import dataclass
+from kvwise.ledger.growth import libraries_to_come
 from kvwise.ledger.host import read_cpu_budget, read_host_memory
-from kvwise.ledger.memory import MemoryPlan, check_fits, measure_plan, plan_memory
+from kvwise.ledger.memory import MemoryPlan, check_fits, measure_plan, measure_runtime, plan_memory
 from kvwise.ledger.residency import process_resident_bytes
 from kvwise.ledger.rows import LedgerRow
 from kvwise.models import build_program
@@ -37,11 +37,15 @@ from kvwise.spec.dtypes import TensorType
 from kvwise.spec.kv import KVCacheSpec
 from kvwise.spec.model import ModelSpec
 from kvwise.spec.shape import StepLimits
+from kvwise.spec.weights import WeightSource
 
 if TYPE_CHECKING:
+    from kvwise.backends.price.price import Pricer
     from kvwise.checkpoint import Checkpoint
+    from kvwise.hardware.profile import DeviceProfile
     from kvwise.tokenizer import ChatTemplate, Tokenizer
 
+WEIGHTS_CACHE_VARIABLE: Final = "KVWISE_WEIGHTS_CACHE"
 THREADS_PER_CPU: Final = 16  # beyond it a step only waits for threads that wait for a CPU
 DEFAULT_STEP_TOKENS: Final = 512  # enough rows to be bound by arithmetic; small enough for a modest arena
 
@@ -51,7 +55,8 @@ class Settings:
     """How a model is served. None means: derived from the model, the machine or the request.
 
     max_context: tokens of one request in the cache. pool_tokens: tokens of all requests together. force: load even
-    what the plan says does not fit.
+    what the plan says does not fit. weights_cache: a folder to keep weights in as they are held, so that the next start
+    converts and interleaves nothing; "auto": in kvwise's own cache; "off". None: as KVWISE_WEIGHTS_CACHE says, or off.
     """
 
     max_context: int | None = None
@@ -63,6 +68,7 @@ class Settings:
     prefix_cache: bool = True
     keep_kv: bool = True
     force: bool = False
+    weights_cache: str | Path | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_context", "pool_tokens", "threads", "max_logits_rows"):
@@ -102,8 +108,11 @@ def open_model(
     from kvwise.checkpoint.names import has_names
     from kvwise.checkpoint.resolve import resolve_model
 
+    programs: list[Program] = []
+
     def check(spec: ModelSpec) -> None:
-        check_runs(build_program(spec), spec.family, reading.name, has_names=has_names(spec.family))
+        programs.append(build_program(spec))
+        check_runs(programs[0], spec.family, reading.name, has_names=has_names(spec.family))
 
     reading = BACKENDS[backend]
     if kv_dtype not in reading.kv_types:
@@ -115,7 +124,7 @@ def open_model(
     checkpoint = open_checkpoint(path, check=check)
     try:
         kv = KVCacheSpec.of(checkpoint.spec, kv_dtype)
-        program = build_program(checkpoint.spec)
+        (program,) = programs
         match_tensors(program.expected_shapes, checkpoint)
         types = {name: checkpoint.tensors[name].type for name in program.weights}
         if weights is not None:
@@ -173,6 +182,8 @@ class OpenedModel:
     @property
     def stream_kinds(self) -> list[str]:
         """The kinds of matmul and of attention in the program: what a device profile must know of."""
+        from kvwise.backends.price.price import stream_kinds
+
         return stream_kinds(self.program, self.types, self.kv)
 
     @property
@@ -197,7 +208,8 @@ class OpenedModel:
             max_requests=settings.max_requests,
             max_context=context,
         )
-        return LoadOptions(num_blocks, limits, usable_threads(settings))
+        folder = _weights_folder(settings.weights_cache)
+        return LoadOptions(num_blocks, limits, usable_threads(settings), weight_cache=folder)
 
     def encode(self, text: str) -> list[int]:
         """A prompt's ids, as it is. Raises DoesNotFit at once for one that is longer than the model can hold."""
@@ -210,33 +222,83 @@ class OpenedModel:
         capacity = min(options.limits.max_context, options.num_blocks * self.kv.block_tokens)
         return Room(capacity, self.kv.bytes_per_token, self.spec.max_positions)
 
-    def plan(self, settings: Settings) -> MemoryPlan:
-        """What will be held, and what there is for it; the process as it is now counts as runtime. Reads no weights."""
-        # The tokenizer belongs to the runtime: built here, so that it is counted before the weights come.
-        _ = self.tokenizer
+    def plan(self, settings: Settings, *, for_texts: bool = True) -> MemoryPlan:
+        """What will be held, and what there is for it. Reads no weights.
+
+        The process as it is now counts as runtime, and what it takes in while weights are read: libraries, and with
+        `for_texts` what texts are encoded with.
+        """
+        growth = libraries_to_come() + self._tokenizer_to_come(for_texts)
         runtime = process_resident_bytes().nbytes or 0
         options = self.load_options(settings)
-        return plan_memory(self.program, self.types, self.kv, options, self.backend, runtime, read_host_memory())
+        return plan_memory(
+            self.program,
+            self.types,
+            self.kv,
+            options,
+            self.backend,
+            runtime,
+            read_host_memory(),
+            growth_bytes=growth,
+        )
 
-    def checked_plan(self, settings: Settings) -> MemoryPlan:
+    def _tokenizer_to_come(self, for_texts: bool) -> int:
+        """Bytes that the tokenizer will take; one that can't be foreseen is built now, and is there already."""
+        from kvwise.tokenizer.loading import predicted_tokenizer_bytes
+
+        if "tokenizer" in vars(self) and self.tokenizer.is_prepared:
+            return 0
+        nbytes = predicted_tokenizer_bytes(self.checkpoint.metadata, for_texts=for_texts)
+        if nbytes is None:
+            _ = self.tokenizer
+        return nbytes or 0
+
+    def checked_plan(self, settings: Settings, *, for_texts: bool = True) -> MemoryPlan:
         """`plan`, if it fits or is forced. Raises DoesNotFit."""
-        plan = self.plan(settings)
+        plan = self.plan(settings, for_texts=for_texts)
         if not settings.force:
             check_fits(plan, self.spec)
         return plan
 
     def pricer(self, profile: DeviceProfile) -> Pricer:
+        from kvwise.backends.price.price import Pricer
+
         return Pricer(self.program, self.kv, self.weight_bytes, self.types, profile)
 
-    def load(self, settings: Settings, progress: Progress | None = None) -> LoadedModel:
-        """Check that it fits, then read the weights. Raises DoesNotFit with the arithmetic, before anything is read."""
+    def kept_file(self, settings: Settings) -> KeptFile | None:
+        """The file that `load` keeps weights in; None where it keeps none. Raises UsageError."""
+        return self.backend.kept_file(self.program, self._weights(), self.kv, self.load_options(settings))
+
+    def load(
+        self,
+        settings: Settings,
+        progress: Progress | None = None,
+        *,
+        for_texts: bool = False,
+        notify: Callable[[str], None] | None = None,
+    ) -> LoadedModel:
+        """Check that it fits, then read the weights. Raises DoesNotFit with the arithmetic, before anything is read.
+
+        While weights are read, the rest is made ready; with `for_texts` also what the first text to encode would wait
+        for. `notify` is told, in a phrase, of a cache of weights that could not be used or written.
+        """
+        plan = self.checked_plan(settings, for_texts=for_texts)
+        meanwhile = partial(self._make_ready, for_texts)
+        options = replace(plan.options, progress=progress, meanwhile=meanwhile, notify=notify)
+        loaded = self.backend.load(self.program, self._weights(), self.kv, options)
+        return LoadedModel(self, loaded, plan, settings)
+
+    def _weights(self) -> WeightSource:
         from kvwise.checkpoint.converted import ConvertedWeights
 
-        plan = self.checked_plan(settings)
-        options = replace(plan.options, progress=progress)
-        source = ConvertedWeights(self.checkpoint, self.types)
-        loaded = self.backend.load(self.program, source, self.kv, options)
-        return LoadedModel(self, loaded, plan, settings)
+        return ConvertedWeights(self.checkpoint, self.types)
+
+    def _make_ready(self, for_texts: bool) -> None:
+        import kvwise.engine.engine  # noqa: F401  numpy comes with it
+
+        tokenizer = self.tokenizer
+        if for_texts:
+            tokenizer.prepare()
 
     def close(self) -> None:
         self.checkpoint.close()
@@ -264,15 +326,27 @@ def usable_threads(settings: Settings) -> int:
     return settings.threads
 
 
+def _weights_folder(wanted: object) -> Path | None:
+    """The folder to keep weights in, None for none. Raises UsageError for what is no folder's name."""
+    if wanted is None:
+        wanted = os.environ.get(WEIGHTS_CACHE_VARIABLE) or "off"
+    if not isinstance(wanted, str | Path) or not str(wanted) or "\0" in str(wanted):
+        raise UsageError(f"weights_cache is {wanted!r}", expected="a folder, auto or off")
+    if wanted == "off":
+        return None
+    return cache_dir() / "weights" if wanted == "auto" else in_home(str(wanted), WEIGHTS_CACHE_VARIABLE)
+
+
 class LoadedModel:
     """Weights and KV pool in memory, and the engine over them. A context manager."""
 
     def __init__(self, opened: OpenedModel, loaded: LoadedProgram, plan: MemoryPlan, settings: Settings) -> None:
-        self.opened, self.loaded, self.plan = opened, loaded, plan
-        options = plan.options
+        from kvwise.engine.engine import Engine
+        from kvwise.engine.executor import ProgramExecutor
         from kvwise.tokenizer import StreamDecoder
 
-        tokenizer = opened.tokenizer
+        self.opened, self.loaded, self.plan = opened, loaded, plan
+        options, tokenizer = plan.options, opened.tokenizer
         self.engine = Engine(
             ProgramExecutor(loaded),
             opened.kv,
@@ -285,10 +359,11 @@ class LoadedModel:
             keep_kv=settings.keep_kv,
             max_positions=opened.spec.max_positions,
         )
+        self._runtime = measure_runtime(loaded.buffers())
 
     def measure(self) -> tuple[LedgerRow, ...]:
-        """The plan's rows of memory with what is resident now, and the residual."""
-        return measure_plan(self.plan, self.loaded.buffers())
+        """The plan's rows of memory with what is resident now, and the residual: what came since loading had ended."""
+        return measure_plan(self.plan, self.loaded.buffers(), runtime=self._runtime)
 
     def close(self) -> None:
         self.loaded.close()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from kvwise.frozen import dataclass
 from kvwise.spec.shape import StepShape
 
 

@@ -6,12 +6,13 @@ Knows rows of logits and ids; neither engine nor tokenizer.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvwise.engine.state import TakePromptLogits
+from kvwise.frozen import dataclass
 
 
 @dataclass(frozen=True, slots=True)

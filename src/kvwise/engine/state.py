@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from kvwise.engine.stops import StopMatcher
+from kvwise.frozen import dataclass
 from kvwise.spec.request import Request
 
 if TYPE_CHECKING:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from kvwise.frozen import dataclass
 from kvwise.kvcache.block_pool import BlockPool
 from kvwise.kvcache.request_blocks import RequestBlocks
 

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
+from kvwise.frozen import dataclass
 from kvwise.units import KiB
 
 _ROOT: Final = Path("/")

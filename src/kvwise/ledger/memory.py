@@ -1,7 +1,7 @@
 """The memory plan: every byte that a loaded model will hold, before a weight is read, and whether it fits.
 
     total = weights + KV pool + states + arena + logits + tables     what the backend says it will allocate
-          + runtime                                         resident before loading, measured
+          + runtime                                         resident before loading, measured; and what is yet to come
     it fits when   total + allowed residual <= budget
     budget = min( available now + runtime, a limit that the user set )      `available` no longer has the runtime in it
 
@@ -11,10 +11,11 @@ Owns the arithmetic and the search for changes that would make a plan fit. Alloc
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from kvwise.errors import DoesNotFit, SpecError
+from kvwise.frozen import dataclass
 from kvwise.ledger.host import HostMemory
 from kvwise.ledger.levers import Change, Lever, changes_that, format_advice
 from kvwise.ledger.residency import Reading, process_resident_bytes, resident_bytes
@@ -46,10 +47,16 @@ class MemoryPlan:
     host: HostMemory
     memory_limit: int | None
     needs: MemoryNeeds
+    growth_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
-        return self.needs.total_bytes + self.runtime_bytes
+        return self.needs.total_bytes + self.predicted_runtime_bytes
+
+    @property
+    def predicted_runtime_bytes(self) -> int:
+        """What the process will hold beside the model once it is loaded."""
+        return self.runtime_bytes + self.growth_bytes
 
     @property
     def reserve_bytes(self) -> int:
@@ -76,7 +83,11 @@ class MemoryPlan:
             ("logits", needs.logits_bytes, f"formula: {self.options.limits.max_logits_rows} rows"),
             ("tables", needs.tables_bytes, "formula"),
             ("states", needs.states_bytes, f"formula: {self.options.limits.max_requests} requests"),
-            ("runtime", self.runtime_bytes, "RSS before load"),
+            (
+                "runtime",
+                self.predicted_runtime_bytes,
+                "RSS before load" + (" + constants" if self.growth_bytes else ""),
+            ),
         )
         return tuple(
             LedgerRow(name, nbytes, None, "B", source) for name, nbytes, source in parts if nbytes or name != "states"
@@ -92,15 +103,16 @@ def plan_memory(
     runtime_bytes: int,
     host: HostMemory,
     *,
+    growth_bytes: int = 0,
     memory_limit: int | None = None,
 ) -> MemoryPlan:
     """The plan for `program` as lowered by `backend`, its weights stored as `types`. Pure.
 
-    runtime_bytes: what the process holds already. memory_limit: bytes that the process may hold in all, if the user
-    set any.
+    runtime_bytes: what the process holds already. growth_bytes: what it takes in beside the model while it loads.
+    memory_limit: bytes that the process may hold in all, if the user set any.
     """
     needs = backend.memory_needs(program, types, kv, options)
-    return MemoryPlan(program, types, kv, options, backend, runtime_bytes, host, memory_limit, needs)
+    return MemoryPlan(program, types, kv, options, backend, runtime_bytes, host, memory_limit, needs, growth_bytes)
 
 
 def vary_plan(
@@ -120,6 +132,7 @@ def vary_plan(
         plan.backend,
         plan.runtime_bytes,
         plan.host,
+        growth_bytes=plan.growth_bytes,
         memory_limit=plan.memory_limit,
     )
 
@@ -231,23 +244,21 @@ def retyped(program: Program, types: Mapping[str, TensorType], smaller: TensorTy
     return out
 
 
-def measure_plan(plan: MemoryPlan, buffers: Iterable[Buffer], process: Reading | None = None) -> tuple[LedgerRow, ...]:
+def measure_plan(
+    plan: MemoryPlan, buffers: Iterable[Buffer], process: Reading | None = None, runtime: Reading | None = None
+) -> tuple[LedgerRow, ...]:
     """The plan's rows with what is resident beside them, and the residual.
 
     buffers: every large allocation, from LoadedProgram.buffers(). `process`: the process's resident set, read now
-    where it is not given.
+    where it is not given. `runtime`: measure_runtime when loading had ended; without it what was read for the plan.
     """
-    resident: dict[str, Reading] = {}
-    for buffer in buffers:
-        reading = resident_bytes(buffer.address, buffer.nbytes)
-        before = resident.get(buffer.row, Reading(0, reading.source))
-        known = reading.nbytes is not None and before.nbytes is not None
-        nbytes = (before.nbytes or 0) + (reading.nbytes or 0) if known else None
-        resident[buffer.row] = Reading(nbytes, reading.source)
+    resident = _resident_by_row(buffers)
     rows = []
     for row in plan.rows:
         if row.name == "runtime":
-            rows.append(replace(row, measured=plan.runtime_bytes))
+            measured = plan.runtime_bytes if runtime is None else runtime.nbytes
+            source = row.source if runtime is None else f"{row.source} / {runtime.source}"
+            rows.append(replace(row, measured=measured, source=source))
         elif row.name in resident:
             reading = resident[row.name]
             rows.append(replace(row, measured=reading.nbytes, source=f"{row.source} / {reading.source}"))
@@ -255,6 +266,26 @@ def measure_plan(plan: MemoryPlan, buffers: Iterable[Buffer], process: Reading |
             rows.append(row)
     process = process or process_resident_bytes()
     return (*rows, residual_row(rows, process.nbytes, process.source))
+
+
+def measure_runtime(buffers: Iterable[Buffer]) -> Reading:
+    """What the process holds now beside the model's buffers."""
+    resident, process = _resident_by_row(buffers), process_resident_bytes()
+    parts = [reading.nbytes for reading in resident.values()]
+    if process.nbytes is None or None in parts:
+        return Reading(None, "not measured")
+    return Reading(process.nbytes - sum(part for part in parts if part is not None), f"{process.source} - buffers")
+
+
+def _resident_by_row(buffers: Iterable[Buffer]) -> dict[str, Reading]:
+    resident: dict[str, Reading] = {}
+    for buffer in buffers:
+        reading = resident_bytes(buffer.address, buffer.nbytes)
+        before = resident.get(buffer.row, Reading(0, reading.source))
+        known = reading.nbytes is not None and before.nbytes is not None
+        nbytes = (before.nbytes or 0) + (reading.nbytes or 0) if known else None
+        resident[buffer.row] = Reading(nbytes, reading.source)
+    return resident
 
 
 def _largest(low: int, high: int, fits: Callable[[int], bool]) -> int | None:

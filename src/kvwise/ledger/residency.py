@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from kvwise.frozen import dataclass
 from kvwise.units import KiB
 
 _PROC_SELF: Final = Path("/proc/self")

@@ -19,9 +19,9 @@ never 0. Rows of memory:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final, Literal, TypedDict
 
+from kvwise.frozen import dataclass
 from kvwise.units import MiB, format_bytes, format_count, format_seconds
 
 Unit = Literal["B", "s", "tokens", "tokens/s", "1"]

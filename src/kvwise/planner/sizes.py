@@ -131,6 +131,9 @@ class StoredSizes:
         states = options.limits.max_requests * kv.state_bytes_per_request
         return MemoryNeeds(weights, pool, arena.total_bytes, arena.logits_bytes, 0, states)
 
+    def kept_file(self, program: Program, source: WeightSource, kv: KVCacheSpec, options: LoadOptions) -> None:
+        return None
+
     def load(self, program: Program, source: WeightSource, kv: KVCacheSpec, options: LoadOptions) -> LoadedProgram:
         raise BackendError("this backend only knows sizes", action="load with native or reference")
 

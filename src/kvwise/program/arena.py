@@ -8,9 +8,9 @@ row count as one op, so that a backend may compute them together.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
+from kvwise.frozen import dataclass
 from kvwise.program.ir import MatMul, Program, Rows, Slot
 from kvwise.spec.shape import StepLimits
 from kvwise.units import align_up

@@ -8,10 +8,10 @@ of an input that nobody reads afterwards. Knows no weights' contents, no backend
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar
 
+from kvwise.frozen import dataclass
 from kvwise.spec.kv import LayerKV, LayerState
 from kvwise.spec.model import Activation, RopeSpec
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from kvwise.frozen import dataclass
 from kvwise.program.ir import Q8_BLOCK, MatMul, Narrow, Op, Program, Quantize, Slot, SlotType
 
 

@@ -1,27 +1,13 @@
-"""The builder with the ops of special.py: what families beyond the plain decoder are written with."""
+"""The builder with the ops of special.py: what families beyond the plain decoder are written with.
+
+Each op is imported by the method that needs it: a start of a plain decoder does not wait for their classes.
+"""
 
 from __future__ import annotations
 
 from kvwise.errors import SpecError
 from kvwise.program.builder import ProgramBuilder
 from kvwise.program.ir import Role, Rows, Weight
-from kvwise.program.special import (
-    Activate,
-    BorrowedAttention,
-    CausalConv,
-    DeltaRule,
-    Experts,
-    Gate,
-    GroupRmsNorm,
-    Index,
-    LatentAttention,
-    LayerNorm,
-    PlainRmsNorm,
-    Positions,
-    Route,
-    StateSpace,
-    VariedAttention,
-)
 from kvwise.spec.kv import layer_state
 from kvwise.spec.model import (
     Activation,
@@ -52,6 +38,8 @@ class SpecialBuilder(ProgramBuilder):
         return self.rms_norm(name, x, weight, norm)
 
     def layer_norm(self, name: str, x: str, weight: str, norm: LayerNormSpec) -> str:
+        from kvwise.program.special import LayerNorm
+
         width = self.width(x)
         bias = weight.removesuffix(".weight") + ".bias" if norm.bias else None
         for vector in (weight, bias):
@@ -60,25 +48,37 @@ class SpecialBuilder(ProgramBuilder):
         return self._emit(LayerNorm(out=name, x=x, weight=weight, bias=bias, eps=norm.eps), self._rows(x), width)
 
     def plain_rms_norm(self, name: str, x: str, eps: float, group: int) -> str:
+        from kvwise.program.special import PlainRmsNorm
+
         return self._emit(PlainRmsNorm(out=name, x=x, eps=eps, group=group), self._rows(x), self.width(x))
 
     def group_rms_norm(self, name: str, x: str, weight: str, eps: float, group: int) -> str:
+        from kvwise.program.special import GroupRmsNorm
+
         width = self.width(x)
         self._weight(Weight(weight, (width,), Role.VECTOR))
         return self._emit(GroupRmsNorm(out=name, x=x, weight=weight, eps=eps, group=group), self._rows(x), width)
 
     def positions(self, name: str, table: str, rows: int, hidden: int, offset: int) -> str:
+        from kvwise.program.special import Positions
+
         self._weight(Weight(table, (rows, hidden), Role.EMBEDDING))
         return self._emit(Positions(out=name, table=table, offset=offset), Rows.TOKENS, hidden)
 
     def activate(self, name: str, x: str, activation: Activation) -> str:
+        from kvwise.program.special import Activate
+
         return self._emit(Activate(out=name, x=x, activation=activation), self._rows(x), self.width(x))
 
     def gate(self, name: str, x: str, gate: str) -> str:
+        from kvwise.program.special import Gate
+
         return self._emit(Gate(out=name, x=x, gate=gate), self._rows(x), self.width(x))
 
     def varied_attention(self, name: str, q: str, k: str, v: str, spec: VariedAttentionSpec, p: str) -> str:
         """Opens the next layer of the KV cache."""
+        from kvwise.program.special import VariedAttention
+
         sinks = f"{p}.attn.sinks.weight" if spec.sinks else None
         if sinks is not None:
             self._weight(Weight(sinks, (spec.num_q_heads,), Role.VECTOR))
@@ -91,6 +91,8 @@ class SpecialBuilder(ProgramBuilder):
         return self._emit(op, Rows.TOKENS, spec.num_q_heads * spec.value_dim)
 
     def borrowed_attention(self, name: str, q: str, spec: VariedAttentionSpec) -> str:
+        from kvwise.program.special import BorrowedAttention
+
         op = BorrowedAttention(
             out=name, q=q, layer=self._kv_layer_of[f"layers.{spec.kv_layer}"], num_q_heads=spec.num_q_heads,
             head_dim=spec.head_dim, v_head_dim=spec.value_dim, scale=spec.scale, softcap=spec.softcap,
@@ -103,6 +105,8 @@ class SpecialBuilder(ProgramBuilder):
         return self._open_kv_layer(spec)
 
     def index(self, name: str, q: str, k: str, head_weights: str, spec: IndexerSpec, top_k: int, layer: int) -> str:
+        from kvwise.program.special import Index
+
         op = Index(
             out=name, q=q, k=k, head_weights=head_weights, layer=layer, num_heads=spec.num_heads,
             head_dim=spec.head_dim, top_k=top_k,
@@ -113,6 +117,8 @@ class SpecialBuilder(ProgramBuilder):
         self, name: str, q: str, latent: str, k_rope: str, chosen: str | None, spec: LatentAttentionSpec, p: str,
         layer: int,
     ) -> str:  # fmt: skip
+        from kvwise.program.special import LatentAttention
+
         kv_up = f"{p}.attn.kv_up.weight"
         heads = spec.num_q_heads
         self._weight(Weight(kv_up, (heads * (spec.nope_dim + spec.v_head_dim), spec.kv_rank), Role.MATRIX))
@@ -124,12 +130,16 @@ class SpecialBuilder(ProgramBuilder):
         return self._emit(op, Rows.TOKENS, heads * spec.v_head_dim)
 
     def route(self, name: str, logits: str, top_k: int, scale: str | None = None) -> str:
+        from kvwise.program.special import Route
+
         if scale is not None:
             self._weight(Weight(scale, (self.width(logits),), Role.VECTOR))
         return self._emit(Route(out=name, x=logits, top_k=top_k, scale=scale), Rows.TOKENS, 2 * top_k)
 
     def experts(self, name: str, x: str, routes: str, p: str, moe: MoeSpec) -> str:
         """Weights '{p}.mlp.experts.{gate,up,down}.weight' and, where there are any, '.bias'."""
+        from kvwise.program.special import Experts
+
         width, inner = self.width(x), moe.expert.intermediate
         shapes = {"up": (inner, width), "down": (width, inner)}
         if isinstance(moe.expert, MlpSpec):
@@ -157,6 +167,8 @@ class SpecialBuilder(ProgramBuilder):
         return len(self._states) - 1
 
     def causal_conv(self, name: str, x: str, weight: str, kernel: int, *, bias: bool, state: int) -> str:
+        from kvwise.program.special import CausalConv
+
         width = self.width(x)
         self._weight(Weight(weight, (width, kernel), Role.MATRIX))
         bias_name = weight.removesuffix(".weight") + ".bias" if bias else None
@@ -165,6 +177,8 @@ class SpecialBuilder(ProgramBuilder):
         return self._emit(CausalConv(out=name, x=x, weight=weight, bias=bias_name, state=state), Rows.TOKENS, width)
 
     def delta_rule(self, name: str, x: str, beta: str, decay: str, p: str, spec: DeltaNetSpec, state: int) -> str:
+        from kvwise.program.special import DeltaRule
+
         vectors = {part: f"{p}.linear.{part}" for part in ("a_log", "dt_bias")}
         for vector in vectors.values():
             self._weight(Weight(vector, (spec.num_value_heads,), Role.VECTOR))
@@ -175,6 +189,8 @@ class SpecialBuilder(ProgramBuilder):
         return self._emit(op, Rows.TOKENS, spec.value_width)
 
     def state_space(self, name: str, x: str, dt: str, p: str, spec: Mamba2Spec, state: int) -> str:
+        from kvwise.program.special import StateSpace
+
         vectors = {part: f"{p}.mamba.{part}" for part in ("a_log", "d", "dt_bias")}
         for vector in vectors.values():
             self._weight(Weight(vector, (spec.num_heads,), Role.VECTOR))

@@ -6,11 +6,10 @@ query_starts  0                   T_0                     T_0+T_1    B + 1 entri
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
+from kvwise.frozen import dataclass
 from kvwise.spec.shape import StepShape
 
 Ints = NDArray[np.int32]

@@ -6,10 +6,10 @@ GGUF types: ggml's type table (github.com/ggml-org/ggml, docs/gguf.md).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 from kvwise.errors import SpecError
+from kvwise.frozen import dataclass
 from kvwise.registry import Table
 
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from kvwise.errors import SpecError, UnknownArchitecture
+from kvwise.frozen import dataclass
 from kvwise.spec.check import check_spec
 from kvwise.spec.fields import Fields, shown
-from kvwise.spec.hf_rope import yarn_attention_factor
 from kvwise.spec.model import (
     MAX_LAYERS,
     Activation,
@@ -231,6 +230,8 @@ def _yarn(f: Fields, factor: float) -> RopeScaling:
     attention = f.optional_number("rope.scaling.yarn_attn_factor")
     if attention is None:
         log_multiplier = f.optional_number("rope.scaling.yarn_log_multiplier", open_low=False)
+        from kvwise.spec.hf_rope import yarn_attention_factor
+
         attention = yarn_attention_factor(factor, 1.0, log_multiplier)
     return RopeScaling(
         RopeScalingKind.YARN,

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from kvwise.errors import SpecError, UsageError
+from kvwise.frozen import dataclass
 from kvwise.registry import Table
 from kvwise.spec.dtypes import TENSOR_TYPES, TensorType
 from kvwise.spec.layers import (

@@ -7,9 +7,9 @@ normalized, clamps, temperatures) comes with the backend that computes it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
+from kvwise.frozen import dataclass
 from kvwise.spec.rope import RopeSpec
 
 

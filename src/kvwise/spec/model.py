@@ -6,11 +6,12 @@ from the family's documented default. Knows no field names of any file format.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from typing import Final
 
 from kvwise.errors import SpecError
+from kvwise.frozen import dataclass
 from kvwise.spec.layers import (
     Activation,
     AttentionSpec,

@@ -9,10 +9,10 @@ preprocessor_config.json of Qwen/Qwen3-VL-8B-Instruct.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Final
 
 from kvwise.errors import UsageError
+from kvwise.frozen import dataclass
 from kvwise.spec.fields import Fields
 
 MAX_SIDE: Final = 2**16

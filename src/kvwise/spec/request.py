@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import operator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import SupportsFloat, SupportsIndex
 
 from kvwise.errors import UsageError
+from kvwise.frozen import dataclass
 
 
 @dataclass(frozen=True, slots=True)

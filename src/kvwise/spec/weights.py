@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from kvwise.frozen import dataclass
 from kvwise.spec.dtypes import TensorType
 
 if TYPE_CHECKING:
@@ -41,6 +41,17 @@ class StoredRows:
     interleaved_heads: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class SourceIdentity:
+    """What tells the files of one source from those of another.
+
+    place: where they lie; stays when their contents change. contents: changes when those do.
+    """
+
+    place: str
+    contents: str
+
+
 class WeightSource(Protocol):
     """Tensors by canonical name, in the types that they are to be held in."""
 
@@ -53,4 +64,8 @@ class WeightSource(Protocol):
 
     def locate(self, name: str) -> StoredRows:
         """Where the bytes as stored can be read, for a backend that copies and converts them piece by piece."""
+        ...
+
+    def identity(self) -> SourceIdentity | None:
+        """None where nothing can be kept for another start."""
         ...

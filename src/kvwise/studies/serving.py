@@ -23,7 +23,7 @@ from kvwise.spec.dtypes import TENSOR_TYPES, TensorType
 from kvwise.spec.kv import KVCacheSpec
 from kvwise.spec.model import Activation, AttentionSpec, LayerSpec, MlpSpec, ModelSpec, NormSpec, RopeSpec
 from kvwise.spec.shape import StepLimits
-from kvwise.spec.weights import StoredRows, WeightSource
+from kvwise.spec.weights import SourceIdentity, StoredRows, WeightSource
 from kvwise.studies.pricing import native_pricer
 
 _VECTORS: Final = TENSOR_TYPES["f32"]
@@ -85,6 +85,9 @@ class RandomWeights:
 
     def locate(self, name: str) -> StoredRows:
         return self._file.append(self.tensors[name].type, self.tensors[name].raw)
+
+    def identity(self) -> SourceIdentity | None:
+        return None
 
 
 @dataclass(frozen=True, slots=True)

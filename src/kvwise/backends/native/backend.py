@@ -13,7 +13,7 @@ from typing import Final
 
 from kvwise.backends.native import layout
 from kvwise.backends.native.program import AttentionScratch, NativeProgram
-from kvwise.backends.protocol import LoadOptions, MemoryNeeds
+from kvwise.backends.protocol import KeptFile, LoadOptions, MemoryNeeds
 from kvwise.errors import BackendError, UsageError
 from kvwise.program.arena import plan_arena
 from kvwise.program.ir import Q8_BLOCK, Attention, MatMul, Program, RmsNorm, Rope, SlotType
@@ -95,6 +95,17 @@ class NativeBackend:
             logits_bytes=arena.logits_bytes,
             tables_bytes=layout.tables_bytes(program, options.limits.max_context),
         )
+
+    def kept_file(
+        self, program: Program, source: WeightSource, kv: KVCacheSpec, options: LoadOptions
+    ) -> KeptFile | None:
+        if options.weight_cache is None:
+            return None
+        from kvwise.backends.native.weight_cache import cache_file
+
+        types = {name: source.tensors[name].type for name in program.weights}
+        file = cache_file(options.weight_cache, program, source, sum(self.weight_bytes(program, types).values()))
+        return None if file is None else KeptFile(file.path, file.nbytes)
 
     def load(self, program: Program, source: WeightSource, kv: KVCacheSpec, options: LoadOptions) -> NativeProgram:
         """Raises BackendError for a KV layout there are no kernels for, and when memory is refused."""

@@ -1,7 +1,4 @@
-"""A program handed over to the extension: weights repacked, buffers allocated, then one call per step.
-
-    declare weights ─▶ start ──── the pool's workers read and repack ────┐
-                         └─ rotary tables, ops, whatever else there is ──┴─▶ finish: this thread helps
+"""A program handed over to the extension: weights brought in, buffers allocated, then one call per step.
 
 Knows no kernel and no layout.
 """
@@ -9,12 +6,13 @@ Knows no kernel and no layout.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
-from kvwise.backends.protocol import Buffer, LoadOptions, MemoryNeeds, Progress
+from kvwise.backends.native.loading import WeightLoading
+from kvwise.backends.protocol import Buffer, LoadOptions, MemoryNeeds
 from kvwise.errors import BackendError
+from kvwise.frozen import dataclass
 from kvwise.program import ir
 from kvwise.program.arena import plan_arena
 from kvwise.spec.kv import KVCacheSpec
@@ -81,19 +79,18 @@ class NativeProgram:
         )
         for layer in kv.layers:
             self._model.add_kv_layer(layer.num_kv_heads, layer.k_dim)
-        weights = {
-            name: _declare_weight(module, self._model, weight, source) for name, weight in program.weights.items()
-        }
-        self._model.start_loading()
+        loading = WeightLoading(self._model, program, source, options, needs.weights_bytes)
+        weights = loading.declare()
+        loading.start()
         try:
             for rope in program.ropes:
                 _fill_rope_table(self._model.rope_table(self._model.add_rope(rope.rotary_dim // 2)), rope)
             _Handover(self._model, program, arena.offsets, weights).hand_over()
             if options.meanwhile is not None:
                 options.meanwhile()
-            _finish_loading(self._model, list(weights), source, options.progress)
+            loading.finish()
         except BaseException:
-            self._model.cancel_loading()
+            loading.cancel()
             raise
 
     def run(self, batch: StepBatch) -> NDArray[np.float32]:
@@ -129,31 +126,6 @@ def _fill_rope_table(table: NDArray[np.float32], rope: RopeSpec) -> None:
         angles = np.arange(rows.start, rows.stop, dtype=np.float64)[:, None] * inv_freqs
         table[0, rows] = np.cos(angles) * rope.scaling.attention_factor
         table[1, rows] = np.sin(angles) * rope.scaling.attention_factor
-
-
-def _declare_weight(module: ModuleType, model: Any, weight: ir.Weight, source: WeightSource) -> int:
-    """Its handle."""
-    kind, rows = source.tensors[weight.name].type, source.locate(weight.name)
-    stored = module.StoredRows(rows.type.name, rows.descriptor, rows.offset, rows.interleaved_heads)
-    if weight.role is ir.Role.VECTOR:
-        handle: int = model.add_vector(weight.num_elements, stored)
-    else:
-        handle = model.add_matrix(kind.name, *weight.shape, stored)
-    return handle
-
-
-def _finish_loading(model: Any, names: list[str], source: WeightSource, progress: Progress | None) -> None:
-    """Wait for all weights, `names` in the order of their declaration. Raises what the source says of a failed read."""
-    total = model.stored_bytes
-    if progress is not None:
-        progress(0, total)
-    failed = model.finish_loading(None if progress is None else lambda done: progress(done, total))
-    if failed is not None:
-        weight, problem = failed
-        source.read(names[weight])  # knows the file's name, and what should be done about it
-        raise BackendError(f"loading failed: {names[weight]} can't be used: {problem}")
-    if progress is not None:
-        progress(total, total)
 
 
 class _Handover:

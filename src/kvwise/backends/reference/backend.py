@@ -48,6 +48,9 @@ class ReferenceBackend:
             tables_bytes=0,
         )
 
+    def kept_file(self, program: Program, source: WeightSource, kv: KVCacheSpec, options: LoadOptions) -> None:
+        return None
+
     def load(self, program: Program, source: WeightSource, kv: KVCacheSpec, options: LoadOptions) -> ReferenceProgram:
         return ReferenceProgram(program, source, kv, options, self._dtype)
 

@@ -13,7 +13,7 @@ from kvwise.checkpoint.quants import dequantize
 from kvwise.checkpoint.unnamed_file import UnnamedFile
 from kvwise.spec.dtypes import TENSOR_TYPES
 from kvwise.spec.model import LayerSpec, ModelSpec
-from kvwise.spec.weights import Stored, StoredRows
+from kvwise.spec.weights import SourceIdentity, Stored, StoredRows
 from kvwise.studies.serving import Tensor, tensor
 
 if TYPE_CHECKING:
@@ -69,6 +69,9 @@ class ChangedHeads:
         if name in self._changed:
             return self._file.append(_TYPE, self._changed[name].raw)
         return self._checkpoint.locate(name)
+
+    def identity(self) -> SourceIdentity | None:
+        return None
 
     def _heads(self, name: str, num_kv_heads: int) -> Heads:
         stored = self._checkpoint.tensors[name]

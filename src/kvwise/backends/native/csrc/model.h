@@ -141,18 +141,28 @@ class Model {
 
   // ---- building; each returns a handle. Throws NativeError when something does not fit what was planned.
   int add_slot(bool in_logits, size_t offset, size_t row_bytes, int64_t width, bool logits_rows);
-  int add_matrix(WeightType type, int64_t outputs, int64_t inputs, const StoredRows& stored);
-  int add_vector(int64_t n, const StoredRows& stored);
+  int add_matrix(WeightType type, int64_t outputs, int64_t inputs);
+  int add_vector(int64_t n);
   int add_rope(int64_t half);  // its table is zero until it is filled in
   int add_kv_layer(int num_kv_heads, int head_dim);
   void add_op(NativeOp op);
   const float* vector(int handle) const;
+  // Where each weight comes from, by its number: matrices and vectors in the order in which they were added.
+  void read_weight(int number, const StoredRows& stored);
+  void copy_weight(int number, const HeldBytes& held);
   // Weights are read while the rest is built: by the pool's other threads from start_loading() on, by the caller's too
   // in finish_loading(), which is over when all are held. Between the two no weight may be added and no step run.
   void start_loading() { loader_.start(pool_); }
   void finish_loading(const std::function<void(int64_t)>& tick) { loader_.finish(tick); }
   void cancel_loading() { loader_.cancel(); }
-  int64_t stored_bytes() const { return loader_.stored_bytes(); }  // of all weights, in their files
+  int64_t stored_bytes() const { return loader_.stored_bytes(); }  // of all weights to be read, in their files
+  // Of each weight as it is held, once all are: offset in weights(), bytes, checksum.
+  struct HeldRange {
+    size_t offset;
+    size_t nbytes;
+    uint64_t checksum;
+  };
+  std::vector<HeldRange> held_ranges();
   // Groups the ops into regions; nothing may be added afterwards.
   void finish(int output);
 
@@ -222,6 +232,13 @@ class Model {
   std::vector<SlotPlace> slots_;
   std::vector<WeightMatrix> matrices_;
   std::vector<const float*> vectors_;
+  struct HeldWeight {
+    uint8_t* bytes;
+    size_t nbytes;
+    int matrix;          // its handle, or -1 for a vector
+    int64_t vector_size;
+  };
+  std::vector<HeldWeight> held_;  // by number
   std::vector<RopeTable> ropes_;
   std::vector<KvLayer> kv_layers_;
   std::vector<NativeOp> ops_;

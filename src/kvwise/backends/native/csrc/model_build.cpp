@@ -50,23 +50,50 @@ int Model::add_slot(bool in_logits, size_t offset, size_t row_bytes, int64_t wid
   return static_cast<int>(slots_.size()) - 1;
 }
 
-int Model::add_matrix(WeightType type, int64_t outputs, int64_t inputs, const StoredRows& stored) {
+int Model::add_matrix(WeightType type, int64_t outputs, int64_t inputs) {
   WeightMatrix matrix;
   matrix.type = type;
   matrix.outputs = outputs;
   matrix.inputs = inputs;
   matrix.tile_bytes = static_cast<size_t>(tile_bytes(type, inputs));
-  matrix.bytes = take(weights_, weights_used_, matrix.tile_bytes * static_cast<size_t>(num_tiles(outputs)), "weights");
-  loader_.add_matrix(matrix, stored);
+  const size_t nbytes = matrix.tile_bytes * static_cast<size_t>(num_tiles(outputs));
+  uint8_t* const place = take(weights_, weights_used_, nbytes, "weights");
+  matrix.bytes = place;
   matrices_.push_back(matrix);
-  return static_cast<int>(matrices_.size()) - 1;
+  const int handle = static_cast<int>(matrices_.size()) - 1;
+  held_.push_back({place, nbytes, handle, 0});
+  return handle;
 }
 
-int Model::add_vector(int64_t n, const StoredRows& stored) {
-  auto* target = reinterpret_cast<float*>(take(weights_, weights_used_, sizeof(float) * n, "weights"));
-  loader_.add_vector(target, n, stored);
-  vectors_.push_back(target);
+int Model::add_vector(int64_t n) {
+  const size_t nbytes = sizeof(float) * static_cast<size_t>(n);
+  uint8_t* const place = take(weights_, weights_used_, nbytes, "weights");
+  vectors_.push_back(reinterpret_cast<float*>(place));
+  held_.push_back({place, nbytes, -1, n});
   return static_cast<int>(vectors_.size()) - 1;
+}
+
+void Model::read_weight(int number, const StoredRows& stored) {
+  const HeldWeight& held = held_.at(static_cast<size_t>(number));
+  if (held.matrix >= 0) {
+    loader_.read_matrix(number, matrices_[static_cast<size_t>(held.matrix)], stored);
+  } else {
+    loader_.read_vector(number, reinterpret_cast<float*>(held.bytes), held.vector_size, stored);
+  }
+}
+
+void Model::copy_weight(int number, const HeldBytes& bytes) {
+  const HeldWeight& held = held_.at(static_cast<size_t>(number));
+  loader_.copy(number, held.bytes, static_cast<int64_t>(held.nbytes), bytes);
+}
+
+std::vector<Model::HeldRange> Model::held_ranges() {
+  std::vector<HeldRange> ranges;
+  for (const HeldWeight& held : held_) {
+    ranges.push_back({static_cast<size_t>(held.bytes - weights_.bytes()), held.nbytes,
+                      held_checksum(pool_, held.bytes, static_cast<int64_t>(held.nbytes))});
+  }
+  return ranges;
 }
 
 const float* Model::vector(int handle) const { return handle < 0 ? nullptr : vectors_.at(handle); }

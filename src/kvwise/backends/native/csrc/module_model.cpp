@@ -2,9 +2,14 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <optional>
+#include <tuple>
 #include <utility>
 
 #include "model.h"
@@ -54,6 +59,20 @@ nb::ndarray<nb::numpy, float> run(Model& model, const IntsIn& token_ids, const I
     model.run(step);
   }
   return logits_view(model, step.num_logits_rows);
+}
+
+int write_weights(const Model& model, int file, int64_t offset) {
+  nb::gil_scoped_release release;
+  const uint8_t* bytes = model.weights().bytes();
+  for (size_t left = model.weights().size(); left > 0;) {
+    const ssize_t written = pwrite(file, bytes, std::min(left, size_t{1} << 26), offset);
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) return errno;
+    bytes += written;
+    offset += written;
+    left -= static_cast<size_t>(written);
+  }
+  return 0;
 }
 
 // None; or which weight could not be read, and why. Signals are looked at in between: an interrupt ends a long load.
@@ -170,11 +189,6 @@ void bind_model(nb::module_& m) {
   nb::class_<ModelBytes>(m, "ModelBytes")
       .def(nb::init<size_t, size_t, size_t, size_t, size_t, size_t, size_t>(), nb::kw_only(), "weights"_a, "kv_pool"_a,
            "arena"_a, "shared"_a, "scratch"_a, "logits"_a, "tables"_a);
-  nb::class_<StoredRows>(m, "StoredRows")
-      .def("__init__",
-           [](StoredRows* self, const std::string& type, int file, int64_t offset, int64_t interleaved_heads) {
-             new (self) StoredRows{weight_type_named(type), file, offset, interleaved_heads};
-           }, "type"_a, "file"_a, "offset"_a, "interleaved_heads"_a);
   nb::class_<Model> model(m, "Model", "A program with its weights, KV pool and arena; one step at a time.");
   model
       .def("__init__",
@@ -184,10 +198,27 @@ void bind_model(nb::module_& m) {
       .def("add_slot", &Model::add_slot, nb::kw_only(), "in_logits"_a, "offset"_a, "row_bytes"_a, "width"_a,
            "logits_rows"_a)
       .def("add_matrix",
-           [](Model& self, const std::string& type, int64_t outputs, int64_t inputs, const StoredRows& stored) {
-             return self.add_matrix(weight_type_named(type), outputs, inputs, stored);
-           }, "type"_a, "outputs"_a, "inputs"_a, "stored"_a)
-      .def("add_vector", &Model::add_vector, "n"_a, "stored"_a)
+           [](Model& self, const std::string& type, int64_t outputs, int64_t inputs) {
+             return self.add_matrix(weight_type_named(type), outputs, inputs);
+           }, "type"_a, "outputs"_a, "inputs"_a)
+      .def("add_vector", &Model::add_vector, "n"_a)
+      .def("read_weight",
+           [](Model& self, int number, const std::string& type, int file, int64_t offset, int64_t interleaved_heads) {
+             self.read_weight(number, {weight_type_named(type), file, offset, interleaved_heads});
+           }, "number"_a, "type"_a, "file"_a, "offset"_a, "interleaved_heads"_a)
+      .def("copy_weight",
+           [](Model& self, int number, int file, int64_t offset, uint64_t checksum) {
+             self.copy_weight(number, {file, offset, checksum});
+           }, "number"_a, "file"_a, "offset"_a, "checksum"_a)
+      .def("held_ranges",
+           [](Model& self) {
+             std::vector<std::tuple<size_t, size_t, uint64_t>> out;
+             nb::gil_scoped_release release;
+             for (const auto& range : self.held_ranges()) out.emplace_back(range.offset, range.nbytes, range.checksum);
+             return out;
+           }, "Of each weight, by number: offset in the buffer of weights, bytes, checksum.")
+      .def("write_weights", &write_weights, "file"_a, "offset"_a,
+           "The buffer of weights, into an open file. 0, or the system's error number.")
       .def_prop_ro("stored_bytes", &Model::stored_bytes, "Of all weights, in their files.")
       .def("start_loading", &Model::start_loading)
       .def("cancel_loading", &Model::cancel_loading, nb::call_guard<nb::gil_scoped_release>())

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstring>
 
+#include "checksum.h"
 #include "row_quantizers.h"
 
 namespace kvw {
@@ -45,6 +46,10 @@ bool is_float(WeightType type) {
   return type == WeightType::f32 || type == WeightType::f16 || type == WeightType::bf16;
 }
 
+uint64_t checksum_of(const std::vector<uint64_t>& sums) {
+  return checksum(reinterpret_cast<const uint8_t*>(sums.data()), static_cast<int64_t>(sums.size() * sizeof(uint64_t)));
+}
+
 template <class T>
 T* at_least(std::vector<T>& buffer, int64_t n) {
   if (buffer.size() < static_cast<size_t>(n)) buffer.resize(static_cast<size_t>(n));
@@ -53,26 +58,58 @@ T* at_least(std::vector<T>& buffer, int64_t n) {
 
 }  // namespace
 
-void WeightLoader::add_matrix(const WeightMatrix& matrix, const StoredRows& stored) {
+uint64_t held_checksum(ThreadPool& pool, const uint8_t* bytes, int64_t nbytes) {
+  std::vector<uint64_t> sums(static_cast<size_t>((nbytes + kPieceBytes - 1) / kPieceBytes));
+  pool.run(static_cast<int64_t>(sums.size()), [&](int64_t piece, int) {
+    const int64_t first = piece * kPieceBytes;
+    sums[static_cast<size_t>(piece)] = checksum(bytes + first, std::min(kPieceBytes, nbytes - first));
+  });
+  return checksum_of(sums);
+}
+
+void WeightLoader::read_matrix(int number, const WeightMatrix& matrix, const StoredRows& stored) {
   if (stored.type != matrix.type && !(is_float(stored.type) && row_quantizer(matrix.type))) {
     throw NativeError("a matrix can't be converted from the type that is stored to the one that was planned");
   }
-  Weight weight{matrix, nullptr, stored, stored_row_bytes(stored.type, matrix.inputs)};
+  Weight weight{};
+  weight.number = number;
+  weight.matrix = matrix;
+  weight.stored = stored;
+  weight.row_bytes = stored_row_bytes(stored.type, matrix.inputs);
+  weight.nbytes = matrix.outputs * weight.row_bytes;
   const int64_t tiles = num_tiles(matrix.outputs);
   const int64_t step = std::max<int64_t>(1, kPieceBytes / static_cast<int64_t>(matrix.tile_bytes));
   for (int64_t first = 0; first < tiles; first += step) {
     pieces_.push_back({static_cast<int>(weights_.size()), first, std::min(first + step, tiles)});
   }
-  weights_.push_back(weight);
+  weights_.push_back(std::move(weight));
 }
 
-void WeightLoader::add_vector(float* target, int64_t n, const StoredRows& stored) {
+void WeightLoader::read_vector(int number, float* target, int64_t n, const StoredRows& stored) {
   if (!is_float(stored.type)) throw NativeError("a vector must be stored as f32, f16 or bf16");
-  WeightMatrix matrix;
-  matrix.outputs = n;
-  matrix.inputs = 1;
+  Weight weight{};
+  weight.number = number;
+  weight.matrix.outputs = n;
+  weight.matrix.inputs = 1;
+  weight.stored = stored;
+  weight.row_bytes = stored_row_bytes(stored.type, 1);
+  weight.nbytes = n * weight.row_bytes;
+  weight.vector = target;
   pieces_.push_back({static_cast<int>(weights_.size()), 0, 1});
-  weights_.push_back({matrix, target, stored, stored_row_bytes(stored.type, 1)});
+  weights_.push_back(std::move(weight));
+}
+
+void WeightLoader::copy(int number, uint8_t* target, int64_t nbytes, const HeldBytes& held) {
+  Weight weight{};
+  weight.number = number;
+  weight.target = target;
+  weight.nbytes = nbytes;
+  weight.held = held;
+  weight.checksums.resize(static_cast<size_t>((nbytes + kPieceBytes - 1) / kPieceBytes));
+  for (int64_t first = 0; first < nbytes; first += kPieceBytes) {
+    pieces_.push_back({static_cast<int>(weights_.size()), first, std::min(first + kPieceBytes, nbytes)});
+  }
+  weights_.push_back(std::move(weight));
 }
 
 void WeightLoader::start(ThreadPool& pool) {
@@ -93,17 +130,35 @@ void WeightLoader::finish(const std::function<void(int64_t)>& tick) {
     }
     next = Clock::now() + kTick;
   });
+  if (!stopped_) check_copies();
+  const std::exception_ptr error = error_;
+  reset();
+  if (error) std::rethrow_exception(error);
+}
+
+void WeightLoader::check_copies() {
+  for (const Weight& weight : weights_) {
+    if (weight.target != nullptr && checksum_of(weight.checksums) != weight.held.checksum) {
+      fail(std::make_exception_ptr(ReadError(weight.number, "its bytes are not those that were written")));
+    }
+  }
+}
+
+void WeightLoader::reset() {
   pool_ = nullptr;
   staging_ = {};
   pieces_ = {};
-  if (error_) std::rethrow_exception(error_);
+  weights_ = {};
+  error_ = nullptr;
+  bytes_done_ = 0;
+  stopped_ = false;
 }
 
 void WeightLoader::cancel() {
   if (pool_ == nullptr) return;
   stopped_ = true;
   pool_->finish([] {});
-  pool_ = nullptr;
+  reset();
 }
 
 void WeightLoader::fail(std::exception_ptr error) {
@@ -115,22 +170,26 @@ void WeightLoader::fail(std::exception_ptr error) {
 void WeightLoader::operator()(int64_t index, int thread) {
   if (stopped_.load(std::memory_order_relaxed)) return;
   const Piece& piece = pieces_[static_cast<size_t>(index)];
-  const Weight& weight = weights_[static_cast<size_t>(piece.weight)];
+  Weight& weight = weights_[static_cast<size_t>(piece.weight)];
   Staging& staging = staging_[static_cast<size_t>(thread)];
   try {
-    if (weight.vector != nullptr) {
-      fill_vector(weight, staging);
-      return;
-    }
+    if (weight.target != nullptr) return copy_piece(weight, piece.first, piece.last);
+    if (weight.vector != nullptr) return fill_vector(weight, staging);
     const int64_t step = std::max<int64_t>(1, kReadBytes / (kLanes * weight.row_bytes));
     for (int64_t first = piece.first; first < piece.last && !stopped_; first += step) {
       fill_tiles(weight, first, std::min(first + step, piece.last), staging);
     }
   } catch (const NativeError& error) {
-    fail(std::make_exception_ptr(ReadError(piece.weight, error.what())));
+    fail(std::make_exception_ptr(ReadError(weight.number, error.what())));
   } catch (...) {
     fail(std::current_exception());
   }
+}
+
+void WeightLoader::copy_piece(Weight& weight, int64_t first, int64_t last) {
+  read_exactly(weight.held.file, weight.held.offset + first, last - first, weight.target + first);
+  weight.checksums[static_cast<size_t>(first / kPieceBytes)] = checksum(weight.target + first, last - first);
+  bytes_done_.fetch_add(last - first, std::memory_order_relaxed);
 }
 
 void WeightLoader::fill_vector(const Weight& weight, Staging& staging) {
@@ -192,7 +251,7 @@ void WeightLoader::convert(const Weight& weight, TileRows& rows, int count, Stag
 
 int64_t WeightLoader::stored_bytes() const {
   int64_t total = 0;
-  for (const Weight& weight : weights_) total += weight.matrix.outputs * weight.row_bytes;
+  for (const Weight& weight : weights_) total += weight.nbytes;
   return total;
 }
 

@@ -1,5 +1,5 @@
 // Fills weights from files on the threads of a pool: rows are read, converted where another type is wanted,
-// interleaved, and put where they are held.
+// interleaved, and put where they are held. Or the bytes are read as they are held, from a file that was made of them.
 //
 // Files are copied piece by piece with pread and never mapped, so that one that shrinks is an error and not a signal,
 // and nothing of it counts as this process's memory. Beside the weights a thread holds one staging buffer, until
@@ -28,7 +28,17 @@ struct StoredRows {
   int64_t interleaved_heads = 0;
 };
 
-// A file could not be read. `weight` counts the weights in the order in which they were added.
+// Where the bytes of one weight lie as they are held, and what they must be.
+struct HeldBytes {
+  int file = -1;
+  int64_t offset = 0;
+  uint64_t checksum = 0;  // held_checksum
+};
+
+// The checksum of a weight as it is held: of its pieces' checksums.
+uint64_t held_checksum(ThreadPool& pool, const uint8_t* bytes, int64_t nbytes);
+
+// A file could not be read, or holds something else. `weight` is the number that the weight was given with.
 struct ReadError : NativeError {
   ReadError(int weight, const std::string& problem) : NativeError(problem), weight(weight) {}
   int weight;
@@ -41,17 +51,18 @@ class WeightLoader {
   WeightLoader(const WeightLoader&) = delete;
   WeightLoader& operator=(const WeightLoader&) = delete;
 
-  // What start() will fill. Rows of floats may become those of a type that has a RowQuantizer. Throws NativeError for
-  // other conversions.
-  void add_matrix(const WeightMatrix& matrix, const StoredRows& stored);
-  void add_vector(float* target, int64_t n, const StoredRows& stored);
+  // What start() will fill; `weight` is any number, for ReadError. Rows of floats may become those of a type that has a
+  // RowQuantizer. Throws NativeError for other conversions.
+  void read_matrix(int weight, const WeightMatrix& matrix, const StoredRows& stored);
+  void read_vector(int weight, float* target, int64_t n, const StoredRows& stored);
+  void copy(int weight, uint8_t* target, int64_t nbytes, const HeldBytes& held);
 
   // The pool's workers begin; the pool must do nothing else until finish() or cancel().
   void start(ThreadPool& pool);
   int64_t stored_bytes() const;
 
   // Helps the workers and waits for them. tick(stored bytes done) is called by this thread now and then; when it throws,
-  // loading is given up and its exception comes out here. Throws ReadError.
+  // loading is given up and its exception comes out here. Throws ReadError. Nothing is left to fill afterwards.
   void finish(const std::function<void(int64_t)>& tick);
 
   // Gives up what is under way, and waits until no thread touches a weight any more.
@@ -61,14 +72,19 @@ class WeightLoader {
   void operator()(int64_t piece, int thread);
 
  private:
-  // A matrix; or a vector, as a matrix of one input without tiles.
+  // One of: a matrix of rows; a vector, as a matrix of one input without tiles; bytes to copy.
   struct Weight {
+    int number;
     WeightMatrix matrix;
-    float* vector = nullptr;
     StoredRows stored;
     int64_t row_bytes = 0;
+    float* vector = nullptr;
+    uint8_t* target = nullptr;
+    int64_t nbytes = 0;
+    HeldBytes held;
+    std::vector<uint64_t> checksums;  // of the pieces that were copied
   };
-  // Tiles [first, last) of a weight; of a vector, all of it.
+  // Tiles [first, last) of a weight; bytes, where they are copied; of a vector, all of it.
   struct Piece {
     int weight;
     int64_t first;
@@ -85,7 +101,10 @@ class WeightLoader {
   void fill_vector(const Weight& weight, Staging& staging);
   void fill_tiles(const Weight& weight, int64_t first, int64_t last, Staging& staging);
   void convert(const Weight& weight, TileRows& rows, int count, Staging& staging);
+  void copy_piece(Weight& weight, int64_t first, int64_t last);
+  void check_copies();
   void fail(std::exception_ptr error);
+  void reset();
 
   std::vector<Weight> weights_;
   std::vector<Piece> pieces_;
