@@ -16,7 +16,7 @@ def test_json_is_one_object_with_text_ids_and_the_ledger(kvwise: Kvwise, tiny: s
     result = kvwise("run", tiny, "hello", *FAST, "--json")
     assert result.code == 0
     answer = result.json
-    assert set(answer) == {"text", "prompt_ids", "ids", "finish_reason", "ledger"}
+    assert set(answer) == {"text", "prompt_ids", "ids", "finish_reason", "forced", "ledger"}
     assert len(answer["ids"]) <= 5
     assert all(set(row) == {"name", "predicted", "measured", "unit", "source"} for row in answer["ledger"])
     rows = {row["name"]: row for row in answer["ledger"]}
@@ -59,7 +59,7 @@ def test_the_same_seed_gives_the_same_tokens(kvwise: Kvwise, tiny: str) -> None:
         (("run", "TINY", "a", "b"), "3 arguments"),
         (("run", "no-such-model", "hello"), "no-such-model"),
         (("run", "TINY", "hello", "--backend", "magic"), "unknown backend 'magic'"),
-        (("run", "TINY", "hello", "--kv-dtype", "f8"), "unknown KV type 'f8'"),
+        (("run", "TINY", "hello", "--kv-dtype", "f8"), "no K and V in 'f8'"),
         (("run", "TINY", "hello", "-t", "-1"), "temperature is -1"),
         (("run", "TINY", "hello", "--top-p", "0"), "top_p is 0"),
         (("run", "TINY", "hello", "-n", "0"), "max_tokens is 0"),
