@@ -3,13 +3,14 @@
 It compiles seven functions a class, and a start of kvwise makes a hundred classes: a quarter of the time to the first
 token of a small model. Here one function is compiled, __init__; the others are closures over the fields. What a class
 is and does stays the same, which a test holds for every class that is made here, and type checkers see the standard
-decorator. For other options it is the standard one.
+decorator. kw_only is taken too; for other options it is the standard one.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -25,13 +26,14 @@ else:
 
     def dataclass(cls=None, /, **options):
         """The standard library's decorator of that name."""
+        kw_only = options.pop("kw_only", False)
         if options != {"frozen": True, "slots": True}:
-            return dataclasses.dataclass(cls, **options)
-        return _made if cls is None else _made(cls)
+            return dataclasses.dataclass(cls, kw_only=kw_only, **options)
+        return partial(_made, kw_only) if cls is None else _made(kw_only, cls)
 
 
-def _made(cls: type) -> type:
-    fields = _inherited(cls) | _own(cls)
+def _made(kw_only: bool, cls: type) -> type:
+    fields = _inherited(cls) | _own(cls, kw_only)
     kept = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__", *fields)}
     made: type = type(cls)(cls.__name__, cls.__bases__, {**kept, **_methods(cls, fields)})
     made.__init__ = _initializer(made, fields)  # type: ignore[misc]
@@ -45,7 +47,7 @@ def _inherited(cls: type) -> Fields:
     return fields
 
 
-def _own(cls: type) -> Fields:
+def _own(cls: type, kw_only: bool) -> Fields:
     fields: Fields = {}
     for name, annotation in inspect.get_annotations(cls).items():
         if str(annotation).startswith(("ClassVar", "typing.ClassVar")):
@@ -54,7 +56,7 @@ def _own(cls: type) -> Fields:
         field = default if isinstance(default, dataclasses.Field) else dataclasses.field(default=default)
         if field.default.__class__.__hash__ is None:
             raise ValueError(f"mutable default for field {name}: use default_factory")
-        field.name, field.type, field.kw_only = name, annotation, False
+        field.name, field.type, field.kw_only = name, annotation, kw_only
         field._field_type = dataclasses._FIELD  # type: ignore[attr-defined,union-attr]  # what fields() and replace() ask for
         fields[name] = field
     return fields
@@ -100,7 +102,7 @@ def _methods(cls: type, fields: Fields) -> dict[str, object]:
     return {
         **methods,
         "__slots__": tuple(name for name in fields if name not in inherited),
-        "__match_args__": tuple(name for name, field in fields.items() if field.init),
+        "__match_args__": tuple(name for name, field in fields.items() if field.init and not field.kw_only),
         "__dataclass_fields__": fields,
         "__dataclass_params__": _PARAMS,
     }
@@ -114,9 +116,10 @@ def _values_of(names: list[str]) -> Callable[[object], object]:
 
 
 def _initializer(made: type, fields: Fields) -> Callable[..., None]:
-    """def __init__(self, a, b=default_b): set_a(self, a); set_b(self, b)"""
+    """def __init__(self, a, b=default_b, *, c): set_a(self, a); set_b(self, b); set_c(self, c)"""
     given: dict[str, Any] = {"unset": object()}
-    parameters, lines = ["self"], []
+    parameters: dict[bool, list[str]] = {False: ["self"], True: ["*"]}  # by keyword only, or not
+    lines = []
     for name, field in fields.items():
         given[f"set_{name}"] = getattr(made, name).__set__
         value = name
@@ -130,12 +133,13 @@ def _initializer(made: type, fields: Fields) -> Callable[..., None]:
         elif not field.init:
             continue
         if field.init:
-            parameters.append(f"{name}=default_{name}" if f"default_{name}" in given else name)
+            parameters[bool(field.kw_only)].append(f"{name}=default_{name}" if f"default_{name}" in given else name)
         lines.append(f" set_{name}(self, {value})")
     if hasattr(made, "__post_init__"):
         lines.append(" self.__post_init__()")
     namespace: dict[str, Any] = {}
-    exec(f"def __init__({', '.join(parameters)}):\n" + "\n".join(lines or [" pass"]), given, namespace)
+    named = parameters[False] + (parameters[True] if len(parameters[True]) > 1 else [])
+    exec(f"def __init__({', '.join(named)}):\n" + "\n".join(lines or [" pass"]), given, namespace)
     initializer: Callable[..., None] = namespace["__init__"]
     initializer.__qualname__ = f"{made.__qualname__}.__init__"
     initializer.__annotations__ = {name: f.type for name, f in fields.items() if f.init} | {"return": None}

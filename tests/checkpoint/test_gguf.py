@@ -104,7 +104,8 @@ def test_a_string_longer_than_one_fetch_is_read_whole(tmp_path: Path) -> None:
 
 WORDS = st.lists(
     st.one_of(
-        st.sampled_from(["", "\0", "a\0\0\0\0\0\0\0", "x" * 127, "x" * 128, "é" * 64, "y" * 300]), st.text(max_size=20)
+        st.sampled_from(["", "\0", "a\0\0\0\0\0\0\0", "x" * 127, "x" * 128, "é" * 64, "y" * 255, "y" * 256, "y" * 300]),
+        st.text(max_size=20),
     ),
     max_size=40,
 )
@@ -115,7 +116,7 @@ def test_long_arrays_of_any_strings_are_read_as_they_are(
     tmp_path_factory: pytest.TempPathFactory, words: list[str], common: bool
 ) -> None:
     """Looked into later, and cut at zero bytes where that is the same; whatever is in them, nothing is lost."""
-    words = [*words, *(["word"] * 300 if common else [str(i) for i in range(300)])]
+    words = [*words, *(["word"] * 300 if common else [str(i) for i in range(2500)])]
     raw = gguf_bytes([("words", Typed(ARRAY, (STRING, words))), ("after", Typed(U8, 7))], [])
     metadata = read(tmp_path_factory.getbasetemp(), raw).metadata
     strings = metadata["words"]

@@ -44,7 +44,7 @@ def standard_twin(cls: type) -> type:
         if field.name in inspect.get_annotations(cls):
             again = dataclasses.field(
                 default=field.default, default_factory=field.default_factory, init=field.init, repr=field.repr,
-                hash=field.hash, compare=field.compare, metadata=field.metadata,
+                hash=field.hash, compare=field.compare, metadata=field.metadata, kw_only=field.kw_only,
             )  # type: ignore[call-overload]  # fmt: skip
             body[field.name] = again
     bases = tuple(
@@ -124,6 +124,19 @@ def test_inheritance_factories_and_checks_work() -> None:
         Derived()  # type: ignore[call-arg]
     with pytest.raises(TypeError):
         Derived(1, [], 3, 4)  # type: ignore[call-arg]
+
+
+@frozen.dataclass(frozen=True, slots=True, kw_only=True)
+class ByName(Base):
+    last: int = 5
+
+
+def test_fields_by_keyword_only_follow_the_others() -> None:
+    assert str(inspect.signature(ByName)) == "(first: 'int', *, last: 'int' = 5) -> None"
+    assert ByName(1, last=2) == ByName(first=1, last=2)
+    assert ByName.__match_args__ == ("first",)
+    with pytest.raises(TypeError):
+        ByName(1, 2)  # type: ignore[misc]
 
 
 def test_a_default_that_all_would_share_is_refused() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, overload
 
 from kvwise.errors import CheckpointError
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 _U64: Final = struct.Struct("<Q")
 _ZEROS: Final = "\0" * 7  # the upper bytes of a short string's length
-_AT_ONCE: Final = 2**13  # strings; what they are cut from is soon gone
+_AT_ONCE: Final = 2**10  # strings; a long one among them has them decoded one by one
 
 
 class GgufStrings(Sequence[str]):
@@ -33,38 +34,47 @@ class GgufStrings(Sequence[str]):
         self, raw: bytes, count: int, *, longest: int, what: str, broken: Callable[[str], CheckpointError]
     ) -> None:
         self._raw, self._count, self._what, self._broken = raw, count, what, broken
-        # Whether the zero bytes are the seven upper ones of each length, and no others. Lengths are below 128 then, and
+        # Whether the zero bytes are the seven upper ones of each length, and no others. Lengths are one byte then, and
         # none is 0: an empty string would have one zero byte more.
-        self._are_apart = count > 0 and longest < 128 and raw.count(0) == 7 * count
+        self._are_apart = count > 0 and longest < 256 and raw.count(0) == 7 * count
         self._starts: NDArray[np.intp] | None = None  # of each string's bytes in `raw`, once one was looked up
         self._texts: list[str] | None = None  # kept where they can't be looked up
 
     def check(self) -> None:
         """Raise CheckpointError unless all strings are UTF-8."""
-        if not self._are_apart:
-            self._decode_one_by_one()
-            return
-        try:
-            self._raw.decode("utf-8")  # all at once: lengths are ASCII characters here
-        except UnicodeDecodeError:
-            self._decode_one_by_one()
+        self._decode(cut=False)
 
     def tolist(self) -> list[str]:
         """All strings, decoded anew: who needs them for long keeps them."""
-        try:
-            return self._split() if self._are_apart else self._decode_one_by_one()
-        except UnicodeDecodeError:
-            return self._decode_one_by_one()
+        return self._decode(cut=True)
 
-    def _split(self) -> list[str]:
-        """Many at once: their bytes as one text, cut at the zeros. A length ends the piece before it."""
+    def _decode(self, *, cut: bool) -> list[str]:
+        """All strings; without `cut` perhaps none, but all were decoded."""
+        if self._are_apart:
+            with suppress(UnicodeDecodeError):
+                return self._decode_in_runs(cut=cut)
+        return self._decode_one_by_one()
+
+    def _decode_in_runs(self, *, cut: bool) -> list[str]:
+        """Many at once: their bytes as one text, cut at the zeros. Raises UnicodeDecodeError.
+
+        Lengths below 128 are ASCII characters, so that the whole is text; each ends the piece before it.
+        """
+        import numpy as np
+
         texts: list[str] = []
-        starts = self._find_starts()
+        starts, lengths = self._find_starts(), np.frombuffer(self._raw, np.uint8)[self._find_starts() - 8]
         for first in range(0, self._count, _AT_ONCE):
-            end = int(starts[first + _AT_ONCE]) - 8 if first + _AT_ONCE < self._count else len(self._raw)
-            pieces = self._raw[int(starts[first]) - 8 : end].decode("utf-8").split(_ZEROS)
-            texts += [piece[:-1] for piece in pieces[1:-1]]
-            texts.append(pieces[-1])
+            at, nbytes = starts[first : first + _AT_ONCE], lengths[first : first + _AT_ONCE]
+            if nbytes.max() >= 128:
+                pairs = zip(at.tolist(), nbytes.tolist(), strict=True)
+                texts += [self._raw[start : start + length].decode("utf-8") for start, length in pairs]
+                continue
+            whole = self._raw[int(at[0]) - 8 : int(at[-1]) + int(nbytes[-1])].decode("utf-8")
+            if cut:
+                pieces = whole.split(_ZEROS)
+                texts += [piece[:-1] for piece in pieces[1:-1]]
+                texts.append(pieces[-1])
         return texts
 
     def _find_starts(self) -> NDArray[np.intp]:
