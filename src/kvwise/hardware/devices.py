@@ -11,12 +11,13 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from importlib import resources
 from typing import Any, Final
 
 from kvwise.errors import NotMeasured, UsageError
+from kvwise.frozen import dataclass
 
 THIS: Final = "this"
 MAX_PARALLEL: Final = 4096  # devices of one placement; a larger number is a typing error

@@ -10,12 +10,13 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 from kvwise.errors import NotMeasured
+from kvwise.frozen import dataclass
 
 PROFILE_VERSION: Final = 6
 

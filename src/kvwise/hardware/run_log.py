@@ -11,9 +11,10 @@ import json
 import math
 import statistics
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from kvwise.frozen import dataclass
 
 PREFILL: Final = "prefill"
 DECODE: Final = "decode"

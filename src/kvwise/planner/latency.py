@@ -6,13 +6,14 @@ idle machine. T_response = TTFT + (N_out - 1) · TPOT. Knows no memory but how m
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Final
 
 from kvwise.backends.price.engines import ROOFLINE
 from kvwise.backends.price.kernels import KernelKind
 from kvwise.backends.price.roofline import RooflinePricer
 from kvwise.backends.price.step import StepPrice, StepPricer
+from kvwise.frozen import dataclass
 from kvwise.planner.error_band import EXACT, ErrorBand, datasheet_band
 from kvwise.planner.steady_state import Workload, steady_state
 from kvwise.spec.shape import StepShape

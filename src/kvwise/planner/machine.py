@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from kvwise.backends.price.forecast import ResponseForecast, forecast_response
@@ -11,6 +11,7 @@ from kvwise.backends.price.price import Pricer, matmul_kind, stream_kinds
 from kvwise.backends.price.step import StepPrice, StepPricer
 from kvwise.engine.model import OpenedModel
 from kvwise.errors import NotMeasured
+from kvwise.frozen import dataclass
 from kvwise.hardware.profile import DeviceProfile
 from kvwise.hardware.run_log import DECODE, PREFILL, Correction, append_run, log_path, read_correction
 from kvwise.ledger.memory import MemoryPlan

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 from kvwise.backends.price.roofline import RooflinePricer
 from kvwise.errors import DoesNotFit
+from kvwise.frozen import dataclass
 from kvwise.ledger.host import HostMemory
 from kvwise.ledger.levers import Change, format_advice
 from kvwise.ledger.memory import MemoryPlan, check_fits

@@ -18,7 +18,7 @@ import platform
 import statistics
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -28,6 +28,7 @@ from kvwise.backends.native.backend import ISA_VARIABLE
 from kvwise.backends.protocol import Backend
 from kvwise.checkpoint.bundled import cache_dir
 from kvwise.errors import BackendError, NotMeasured
+from kvwise.frozen import dataclass
 from kvwise.hardware.profile import DeviceProfile, load_profile, profile_path, save_profile
 from kvwise.ledger.host import read_host_memory
 from kvwise.planner.probe_samples import ALL, FEW, Points, Samples

@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Final
 
 from kvwise.backends.price.price import GLU, ROW_KINDS, queries_per_position
 from kvwise.backends.protocol import Backend
+from kvwise.frozen import dataclass
 from kvwise.hardware.profile import DeviceProfile, StreamFigures, interpolated
 from kvwise.planner.probe_bench import (
     CONTEXT,

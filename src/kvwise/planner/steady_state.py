@@ -15,9 +15,10 @@ Percentiles, arrivals and preemption are for planner/simulation. Pure.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kvwise.backends.price.step import StepPricer
+from kvwise.frozen import dataclass
 from kvwise.spec.shape import StepShape
 
 

@@ -6,9 +6,9 @@ Which transport carries them is for a backend or a price to know.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
+from kvwise.frozen import dataclass
 from kvwise.program.ir import Op
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import singledispatch
 
+from kvwise.frozen import dataclass
 from kvwise.program.collective import AllGather, AllReduce, Receive, Send, TakeShard
 from kvwise.program.ir import (
     Add,

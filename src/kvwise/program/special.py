@@ -5,9 +5,9 @@ Counted and priced for all families; a backend that computes one of them says so
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
+from kvwise.frozen import dataclass
 from kvwise.program.ir import Attention, Op
 from kvwise.spec.model import Activation
 

@@ -6,7 +6,8 @@ A step computes the last `queries` positions of a request of `context` tokens. C
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from kvwise.frozen import dataclass
 
 
 def visible_positions(queries: int, context: int, window: int | None) -> int:

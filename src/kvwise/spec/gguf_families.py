@@ -9,10 +9,10 @@ key means).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from kvwise.errors import UnknownArchitecture
+from kvwise.frozen import dataclass
 from kvwise.spec.fields import Fields, shown
 from kvwise.spec.model import MAX_LAYERS
 

@@ -10,10 +10,11 @@ Source: transformers 5.24.0, modeling_rope_utils.py (`convert_rope_params_to_dic
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from kvwise.errors import SpecError
+from kvwise.frozen import dataclass
 from kvwise.spec.fields import Fields
 from kvwise.spec.model import RopeScaling, RopeScalingKind, RopeSpec
 

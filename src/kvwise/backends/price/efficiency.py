@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
+
+from kvwise.frozen import dataclass
 
 
 @dataclass(frozen=True, slots=True)

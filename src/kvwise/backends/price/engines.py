@@ -6,10 +6,10 @@ no model, no device and no memory.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 from kvwise.errors import UsageError
+from kvwise.frozen import dataclass
 from kvwise.registry import Table
 
 

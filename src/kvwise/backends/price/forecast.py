@@ -6,9 +6,8 @@ token i > 1 is a decode step at context N_in + i - 1.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from kvwise.backends.price.step import StepPricer
+from kvwise.frozen import dataclass
 from kvwise.spec.shape import StepShape
 
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from kvwise.backends.price.efficiency import Efficiency
 from kvwise.backends.price.engines import EngineTiming
 from kvwise.errors import NotMeasured
+from kvwise.frozen import dataclass
 from kvwise.hardware.devices import Device, Link
 from kvwise.program.cost import OpCost
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from enum import Enum
 
+from kvwise.frozen import dataclass
 from kvwise.program.collective import AllGather, AllReduce, Receive, Send
 from kvwise.program.ir import Attention, GatherRows, MatMul, Op, Program, RmsNorm, Rows
 from kvwise.program.special import (

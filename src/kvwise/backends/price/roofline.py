@@ -9,7 +9,7 @@ arithmetic, and one does not hide the other. Roofline: Williams et al., CACM 52(
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 from kvwise.backends.price.efficiency import EXPECTED, Efficiency
@@ -17,6 +17,7 @@ from kvwise.backends.price.engines import EngineTiming
 from kvwise.backends.price.kernel_time import KernelClock, KernelTime
 from kvwise.backends.price.kernels import Kernel, KernelKind, kernels_of
 from kvwise.backends.price.step import PartPrice, StepPrice, by_tokens, join_by_kind
+from kvwise.frozen import dataclass
 from kvwise.hardware.devices import Placement
 from kvwise.program.collective import AllGather, AllReduce, Send
 from kvwise.program.cost import OpCost, op_cost

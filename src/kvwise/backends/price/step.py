@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from kvwise.backends.price.kernels import KernelKind
+from kvwise.frozen import dataclass
 from kvwise.program.cost import OpCost
 from kvwise.spec.shape import StepShape
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
+from kvwise.frozen import dataclass
 from kvwise.spec.families.moe import dense_then_sparse, num_experts_of, shared_experts, stepped
 from kvwise.spec.families.reading import (
     FULL,

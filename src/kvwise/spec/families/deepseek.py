@@ -8,9 +8,9 @@ models/{deepseek_v2,deepseek_v3,deepseek_v32,glm_moe_dsa}/configuration_*.py and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
+from kvwise.frozen import dataclass
 from kvwise.spec.families.moe import dense_then_sparse, num_experts_of, shared_experts
 from kvwise.spec.families.reading import (
     FULL,

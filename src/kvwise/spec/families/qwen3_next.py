@@ -6,9 +6,9 @@ models/{qwen3_next,qwen3_5,qwen3_5_moe}/configuration_*.py and modeling_*.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
+from kvwise.frozen import dataclass
 from kvwise.spec.families.moe import num_experts_of, stepped
 from kvwise.spec.families.reading import (
     FULL,
