@@ -20,7 +20,7 @@ import pytest
 import kvwise.__main__
 from cli.conftest import TINY, Kvwise
 from kvwise.checkpoint.resolve import LocalModel
-from kvwise.cli.output import answer, people, print_json, printable
+from kvwise.cli.output import answer, print_json, printable
 
 RUN = ("run", str(TINY), "hello", "--backend", "reference", "--raw", "-n", "3")
 COMMANDS = (RUN, ("plan", str(TINY)), ("plan", str(TINY), "--json"), ("trace", *RUN[1:]), ("models",))
@@ -125,15 +125,6 @@ def test_a_folder_of_any_name_can_be_planned_run_and_listed(
     listed = kvwise("models")
     assert listed.code == 0
     assert f" {printable(model)} " in listed.out
-
-
-def test_a_loading_bar_shows_any_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvwise.cli.output import loading_bar
-
-    monkeypatch.setattr(sys, "stderr", _Terminal())
-    with loading_bar(people(), "loading [bold]x[/blue]\x1b[2J") as progress:
-        assert progress is not None
-        progress(1, 2)
 
 
 @pytest.mark.parametrize(
